@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grpc.aio
 
@@ -76,45 +76,8 @@ class AgentChannels:
             await channel.close()
 
 
-class SandboxAgent(Protocol):
-    """What can be done inside one sandbox. All paths are absolute; every method raises LongshoreError."""
-
-    async def exec(
-        self,
-        command: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        user: str = "",
-        output_cap: int = 0,
-    ) -> ExecResult:
-        """Runs argv once and waits for its end; output_cap bytes are kept per stream (0: the agent's default)."""
-        ...
-
-    async def kill_all(self) -> int:
-        """Kills every process in the sandbox; how many."""
-        ...
-
-    async def remove(self, paths: Sequence[str]) -> None:
-        """Removes files and folders; absent is no error."""
-        ...
-
-    async def stat(self, path: str) -> FileStat:
-        """What is at path; links are not followed."""
-        ...
-
-    async def upload(self, path: str, data: bytes, *, tar: bool = False, replace: bool = False, mode: int = 0) -> None:
-        """Writes a file, or unpacks an uncompressed tar into a folder (replace: emptied first)."""
-        ...
-
-    async def download(self, path: str, *, max_bytes: int, tar: bool = False) -> bytes:
-        """A file, or a folder as an uncompressed tar; refused when larger than max_bytes."""
-        ...
-
-
 class AgentClient:
-    """SandboxAgent over gRPC."""
+    """`sandbox_exec.SandboxAgent` over gRPC."""
 
     def __init__(self, stub: Any, token: str) -> None:
         self._stub = stub

@@ -1,8 +1,10 @@
-"""What came out of a command or a path inside a sandbox: plain records, free of gRPC, for domain code and tests."""
+"""What can be done inside one sandbox and what comes out: a protocol and plain records, free of gRPC, for domain code."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -53,3 +55,40 @@ class FileStat:
     kind: str = ""
     size: int = 0
     mode: int = 0
+
+
+class SandboxAgent(Protocol):
+    """What can be done inside one sandbox. All paths are absolute; every method raises LongshoreError."""
+
+    async def exec(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str = "",
+        output_cap: int = 0,
+    ) -> ExecResult:
+        """Runs argv once and waits for its end; output_cap bytes are kept per stream (0: the agent's default)."""
+        ...
+
+    async def kill_all(self) -> int:
+        """Kills every process in the sandbox; how many."""
+        ...
+
+    async def remove(self, paths: Sequence[str]) -> None:
+        """Removes files and folders; absent is no error."""
+        ...
+
+    async def stat(self, path: str) -> FileStat:
+        """What is at path; links are not followed."""
+        ...
+
+    async def upload(self, path: str, data: bytes, *, tar: bool = False, replace: bool = False, mode: int = 0) -> None:
+        """Writes a file, or unpacks an uncompressed tar into a folder (replace: emptied first)."""
+        ...
+
+    async def download(self, path: str, *, max_bytes: int, tar: bool = False) -> bytes:
+        """A file, or a folder as an uncompressed tar; refused when larger than max_bytes."""
+        ...
