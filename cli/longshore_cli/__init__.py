@@ -1,0 +1,1 @@
+"""The command line `longshore`: commands, the all-in-one local mode, the demo and the report page. No training or service logic."""

@@ -1,0 +1,1 @@
+"""One module per noun; each only parses, calls a service and prints."""

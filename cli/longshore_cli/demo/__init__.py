@@ -1,0 +1,1 @@
+"""The main job from nothing to a report, in stages that can be interrupted and go on."""
