@@ -1,0 +1,1 @@
+"""Rules about attempts, groups, turns, segments, batches and counts. Pure: no grpc, SQL, clock or environment."""
