@@ -1,1 +1,1 @@
-"""The command line `longshore`: commands, the all-in-one local mode, the demo and the report page. No training or service logic."""
+"""The command line `longshore`: commands, all-in-one local mode, demo, report page. No training or service logic."""

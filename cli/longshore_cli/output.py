@@ -1,4 +1,4 @@
-"""Printing: data on stdout as a table or as JSON, progress on stderr. Colour only on a terminal and without NO_COLOR."""
+"""Printing: data on stdout as a table or as JSON, progress on stderr. Colour only on terminals without NO_COLOR."""
 
 from __future__ import annotations
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor as Descriptor
 from google.protobuf.message import Message
+
+
+# The type stubs know two classes for a field's descriptor, and messages give either.
+FieldDescriptor = Any
 
 
 def to_plain(message: Message) -> dict[str, Any]:
@@ -13,7 +17,7 @@ def to_plain(message: Message) -> dict[str, Any]:
     return {
         field.name: _field(message, field)
         for field in message.DESCRIPTOR.fields
-        if field.type != FieldDescriptor.TYPE_BYTES and not _unset_member(message, field)
+        if field.type != Descriptor.TYPE_BYTES and not _unset_member(message, field)
     }
 
 

@@ -1,4 +1,4 @@
-"""Task folders on the way to the catalog: found, packed, imported in parallel, frozen, probed. Used by `task` and `demo`."""
+"""Task folders on the way to the catalog: found, packed, imported, frozen, probed. Used by `task` and `demo`."""
 
 from __future__ import annotations
 
@@ -122,17 +122,17 @@ def read_splits(file: Path) -> dict[str, list[str]]:
         raise CliError(f"{file} is not YAML or JSON: {line}; give split names with lists of tasks") from error
     if isinstance(value, dict) and isinstance(value.get("splits"), dict):
         value = value["splits"]
-    shaped = isinstance(value, dict) and value and all(
-        isinstance(tasks, list) and all(isinstance(t, str) for t in tasks) for tasks in value.values()
+    shaped = (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(tasks, list) and all(isinstance(t, str) for t in tasks) for tasks in value.values())
     )
     if not shaped:
         raise CliError(f'{file} is not a splits file: it must look like {{"train": ["task-a", ...], "test": [...]}}')
     return {str(name): list(tasks) for name, tasks in value.items()}
 
 
-def make_splits(
-    tasks: Sequence[tuple[str, str]], shares: Mapping[str, float], seed: int
-) -> dict[str, list[str]]:
+def make_splits(tasks: Sequence[tuple[str, str]], shares: Mapping[str, float], seed: int) -> dict[str, list[str]]:
     """Splits tasks given as (digest, skill), each skill by the same shares; the same input gives the same splits.
 
     Raises:
@@ -141,7 +141,9 @@ def make_splits(
     import hashlib
 
     if any(share <= 0 for share in shares.values()) or sum(shares.values()) > 1 + 1e-9:
-        raise CliError(f"shares must be above 0 and at most 1 together, got {dict(shares)}: lower --train, --dev or --test")
+        raise CliError(
+            f"shares must be above 0 and at most 1 together, got {dict(shares)}: lower --train, --dev or --test"
+        )
     by_skill: dict[str, list[str]] = {}
     for digest, skill in tasks:
         by_skill.setdefault(skill, []).append(digest)

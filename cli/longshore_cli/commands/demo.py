@@ -1,2 +1,61 @@
-"""placeholder"""
-def demo() -> None: ...
+"""`longshore demo`: the main job on this machine, from nothing to a report."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longshore_cli.connect import HOME_VARIABLE
+from longshore_cli.errors import ExitCode
+from longshore_cli.output import Output, OutputOption, note, print_fields, print_json
+
+
+def demo(
+    home: Annotated[Path, typer.Option("--home", envvar=HOME_VARIABLE, help="Home folder.")] = Path("runs/demo"),
+    seed: Annotated[int | None, typer.Option(min=0, show_default="1", help="Of tasks, model and run.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, show_default="as the spec says", help="Training steps.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few tasks and steps: shows that it works, not that it learns.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove the home first.")] = False,
+    port_base: Annotated[int, typer.Option("--port-base", min=0, max=65500, help="First port; 0 takes free ones.")] = 0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Run the main job here: tasks, warm start, GRPO, report.
+
+    Makes tasks and a tiny model, trains it against the real engine in sandboxes, evaluates it on held-out tasks and
+    writes report.html. Interrupt it anywhere and run it again: it goes on.
+    """
+    from longshore_cli.demo.config import settle_config
+    from longshore_cli.demo.runner import DemoResult, clear_home, finished, run_demo
+    from longshore_cli.demo.summary import summary_rows
+    from longshore_cli.local.home import Home
+    from longshore_cli.local.settings import SERVICES, check_ports, fixed_layout, free_layout
+
+    place = Home(home)
+    if fresh:
+        clear_home(place)
+    config = settle_config(place, seed, steps, quick)
+    result: DemoResult | None = finished(place)
+    if result is not None:
+        note(f"this demo is finished; --fresh starts over. Its result, from {place.path}:")
+    else:
+        layout = fixed_layout(port_base) if port_base else free_layout()
+        check_ports(layout, SERVICES)
+        result = asyncio.run(run_demo(place, config, layout))
+    page = result.folder / "report.html"
+    if output is Output.JSON:
+        print_json(
+            {"report_json": str(result.folder / "report.json"), "report_html": str(page), "report": result.report}
+        )
+    else:
+        print_fields(summary_rows(result.report, _shown(page)))
+    if not (result.report.get("capture_check") or {}).get("ok", True):
+        raise typer.Exit(int(ExitCode.FINDING))
+
+
+def _shown(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

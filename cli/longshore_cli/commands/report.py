@@ -55,7 +55,9 @@ def load_report(file: Path) -> dict[str, Any]:
 
 
 async def _fetch(target: Target, run: str) -> dict[str, Any]:
-    async with connected(target, ["controller"], needs=["trajectory-store", "task-catalog", "inference-gateway"]) as channels:
+    async with connected(
+        target, ["controller"], needs=["trajectory-store", "task-catalog", "inference-gateway"]
+    ) as channels:
         return await fetch_report(channels["controller"], run)
 
 

@@ -195,7 +195,15 @@ def list_(output: OutputOption = Output.TABLE, home: HomeOption = None, server: 
         print_json([run_value(run) for run in runs])
         return
     rows = [
-        (r.run_id, r.name, state_of(r), f"{r.step}/{r.total_steps}", r.policy_version, age(r.created_at_ms), short(r.plan_digest))
+        (
+            r.run_id,
+            r.name,
+            state_of(r),
+            f"{r.step}/{r.total_steps}",
+            r.policy_version,
+            age(r.created_at_ms),
+            short(r.plan_digest),
+        )
         for r in runs
     ]
     print_table(["run", "name", "state", "step", "version", "age", "plan"], rows)

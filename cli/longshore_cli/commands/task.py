@@ -105,7 +105,13 @@ async def lint_folders(stub: Any, folders: list[Path], import_folders: Any) -> l
         except InvalidSpec as error:
             where = error.field or "task.toml"
             findings.append(
-                {"task": folder.name, "severity": "error", "rule": "invalid-task", "where": where, "message": error.message}
+                {
+                    "task": folder.name,
+                    "severity": "error",
+                    "rule": "invalid-task",
+                    "where": where,
+                    "message": error.message,
+                }
             )
     return findings
 
@@ -273,9 +279,7 @@ def probe(
     if output is Output.JSON:
         print_json(answers)
     else:
-        rows = [
-            (short(a["digest"]), a["state"], "kept" if a["cached"] else "new", a["state_reason"]) for a in answers
-        ]
+        rows = [(short(a["digest"]), a["state"], "kept" if a["cached"] else "new", a["state_reason"]) for a in answers]
         print_table(["task", "state", "evidence", "reason"], rows)
     if any(a["state"] in ("rejected", "flaky") for a in answers):
         raise typer.Exit(int(ExitCode.FINDING))

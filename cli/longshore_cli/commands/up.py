@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,7 +40,7 @@ async def _up(home: Home, port_base: int, log_level: str) -> None:
                 note(f"{name:<18} {address}{f'   http://{http}' if http else ''}")
             note(f"up: home {home.path}; Ctrl-C stops everything")
             waiter = asyncio.ensure_future(stop.wait())
-            await asyncio.wait([waiter, local.failed], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(list[asyncio.Future[Any]]((waiter, local.failed)), return_when=asyncio.FIRST_COMPLETED)
             waiter.cancel()
             if local.failed.done():
                 name, error = local.failed.result()

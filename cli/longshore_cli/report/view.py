@@ -11,10 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from longshore_cli.report import charts
+from longshore_cli.report.figures import figures, step_seconds
 
 Json = dict[str, Any]
-
-STEP_PARTS = ("rollout", "train", "checkpoint", "publish", "other")
 
 NOT_SHOWN = (
     "That the policy would do better on tasks of another kind: test tasks share skills with training tasks, and differ "
@@ -35,7 +34,7 @@ def build_view(report: Json) -> Json:
         "verdict": _verdict(report, panels),
         "tiles": _tiles(report, panels),
         "panels": panels,
-        "figures": [f for f in _figures(report, steps) if f["svg"]],
+        "figures": [f for f in figures(report) if f["svg"]],
         "accounts": _accounts(report),
         "versions": _versions(report),
         "capture": _capture(report),
@@ -158,7 +157,9 @@ def _panel(panel: Json) -> Json:
         "losses": panel.get("losses"),
         "samples": panel.get("samples") or 1,
         "test": "sign test" if panel.get("test") == "sign_test" else "exact McNemar",
-        "p_text": p_text(panel.get("mcnemar_p", panel.get("p_value")) if panel.get("test") != "sign_test" else panel.get("p_value")),
+        "p_text": p_text(
+            panel.get("mcnemar_p", panel.get("p_value")) if panel.get("test") != "sign_test" else panel.get("p_value")
+        ),
         "difference": difference,
         "difference_text": f"{difference * 100:+.1f}" if difference is not None else "–",
         "interval_text": f"{interval[0] * 100:+.1f} to {interval[1] * 100:+.1f}" if interval else "–",
@@ -200,7 +201,8 @@ def _verdict(report: Json, panels: list[Json]) -> Json:
 def verdict_numbers(panel: Json) -> str:
     """The headline's numbers in one line."""
     return (
-        f"{str(panel['name']).capitalize()} split, {panel['n']} tasks: {panel['base']['text']} → {panel['final']['text']} solved "
+        f"{str(panel['name']).capitalize()} split, {panel['n']} tasks: "
+        f"{panel['base']['text']} → {panel['final']['text']} solved "
         f"({panel['difference_text']} points, 95% interval {panel['interval_text']}); "
         f"{panel['wins']} wins, {panel['ties']} ties, {panel['losses']} losses; {panel['test']} p = {panel['p_text']}"
     )
@@ -221,93 +223,6 @@ def _tiles(report: Json, panels: list[Json]) -> list[Json]:
     if report.get("wall_s") is not None:
         tiles.append({"value": duration(report["wall_s"]), "label": "wall time"})
     return tiles
-
-
-def _points(steps: list[Any], key: str) -> list[tuple[float, float]]:
-    return [
-        (float(s["step"]), float(s[key]))
-        for s in steps
-        if s.get(key) is not None and s.get("step") is not None and math.isfinite(float(s[key]))
-    ]
-
-
-def _figure(title: str, note: str, svg: str, legend: list[tuple[str, int]] | None = None) -> Json:
-    return {"title": title, "note": note, "svg": svg, "legend": legend or []}
-
-
-def _figures(report: Json, steps: list[Any]) -> list[Json]:
-    solve, reward = _points(steps, "solve_rate"), _points(steps, "reward_mean")
-    same = solve == reward
-    learning = [charts.Series("solve rate", solve, 1)]
-    if not same:
-        learning.append(charts.Series("mean reward", reward, 2))
-    rate = charts.Axes(y_format=charts.percent, y_min=0.0, y_max=1.0)
-    dev = charts.Series("dev", _points(_list(report, "dev_curve"), "rate"), 1)
-    mismatch = charts.Series("mismatch KL", _points(steps, "mismatch_kl"), 1)
-    entropy = charts.Series("entropy", _points(steps, "entropy"), 1)
-    kl = charts.Series("KL to the starting policy", _points(steps, "kl"), 1)
-    clip = charts.Series("clip fraction", _points(steps, "clip_fraction"), 1)
-    idle = charts.Series("zero-variance groups", _points(steps, "zero_variance_groups"), 1)
-    zero = charts.Axes(y_min=0.0)
-    note = "Solve rate and mean reward are equal here: rewards are 0 or 1." if same else ""
-    legend = [] if same else [("solve rate", 1), ("mean reward", 2)]
-    return [
-        _figure(
-            "Training attempts solved, per step", note, charts.line_chart("Learning curve", learning, rate), legend
-        ),
-        _figure(
-            "Dev split, interim evaluation",
-            "Informs the gate; never the verdict.",
-            charts.line_chart("Dev solve rate", [dev], rate),
-        ),
-        _step_time(steps),
-        _figure(
-            "Mismatch KL, trainer against sampler",
-            "How far the engine's logprobs are from the trainer's for the same tokens; should stay near zero.",
-            charts.line_chart("Mismatch KL per step", [mismatch], zero),
-        ),
-        _figure(
-            "Entropy of sampled tokens",
-            "Nats per token; a fall to zero is a collapse.",
-            charts.line_chart("Entropy per step", [entropy], zero),
-        ),
-        _figure("KL to the starting policy", "", charts.line_chart("KL per step", [kl], zero)),
-        _figure(
-            "Clip fraction",
-            "Share of tokens whose ratio the loss clipped.",
-            charts.line_chart(
-                "Clip fraction per step", [clip], charts.Axes(y_format=charts.percent_fine, y_min=0.0)
-            ),
-        ),
-        _figure(
-            "Groups without variance",
-            "All attempts got the same reward, so nothing is learnt from them.",
-            charts.line_chart("Zero-variance groups per step", [idle], zero),
-        ),
-    ]
-
-
-def step_seconds(step: Json) -> dict[str, float]:
-    """Seconds of one step by the parts that the chart names, as the trainer saw them: they add up to its step.
-
-    "rollout" is how long the trainer waited for its batch; verification is inside it, and attempts overlap, so the sum of
-    verifier seconds is no part of this.
-    """
-    found = {k: float(v) for k, v in _dict(step, "seconds").items() if v is not None}
-    rollout, waited = found.pop("rollout", 0.0), found.pop("wait_for_batch", None)
-    found.pop("verify", None)
-    parts = {name: found.pop(name, 0.0) for name in STEP_PARTS[1:-1]}
-    return {"rollout": rollout if waited is None else waited, **parts, "other": sum(found.values())}
-
-
-def _step_time(steps: list[Any]) -> Json:
-    bars = [charts.Bar(f"{s.get('step', i + 1):g}", step_seconds(s)) for i, s in enumerate(steps)]
-    used = [p for p in STEP_PARTS if any(b.parts.get(p, 0.0) > 0 for b in bars)]
-    svg = charts.stacked_bars("Time per step", bars, used, charts.Axes(y_format=charts.seconds))
-    verify = [float(_dict(s, "seconds").get("verify") or 0.0) for s in steps]
-    note = "Rollout is what the trainer waited for; verification is part of it"
-    note += f", {sum(verify) / len(verify):.1f} s a step summed over attempts that overlap." if any(verify) else "."
-    return _figure("Time per step", note, svg, [(p, i) for i, p in enumerate(used, start=1)])
 
 
 def _accounts(report: Json) -> list[Json]:
