@@ -1,0 +1,1 @@
+"""Leases attempts and runs each one: sandbox, gateway session, harness, verifier, seal."""

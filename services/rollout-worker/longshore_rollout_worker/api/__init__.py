@@ -1,0 +1,1 @@
+"""gRPC servicer of the worker itself (Status, Drain) and its metrics; no logic."""

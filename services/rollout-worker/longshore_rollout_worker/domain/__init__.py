@@ -1,0 +1,1 @@
+"""Lives of attempts and leases, harness conversations, failure names; no grpc, http, clock or environment."""
