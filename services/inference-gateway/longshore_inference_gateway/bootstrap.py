@@ -1,0 +1,203 @@
+"""Picks the concrete adapters: SQL store, vLLM engines, gRPC trajectory store, Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import zstandard
+from prometheus_client import make_asgi_app
+
+from longshore.gateway.v1 import gateway_pb2_grpc
+from longshore_common.app import App, GrpcEndpoint, HttpEndpoint
+from longshore_common.clock import Clock, SystemClock
+from longshore_common.database import Database, migrate
+from longshore_common.errors import InvalidSpec, LongshoreError
+from longshore_common.grpc_client import open_channel
+from longshore_common.log import get_logger
+from longshore_inference_gateway import metrics
+from longshore_inference_gateway.api.http import DataPort
+from longshore_inference_gateway.api.servicer import SERVICE, GatewayServicer
+from longshore_inference_gateway.clients.external_engine import ExternalEngines
+from longshore_inference_gateway.clients.local_engine import LocalEngineLauncher, LocalEngineSettings
+from longshore_inference_gateway.clients.trajectory import TrajectoryClient
+from longshore_inference_gateway.clients.weights_folder import FolderWeights
+from longshore_inference_gateway.domain.chat import Chat, ChatLimits
+from longshore_inference_gateway.domain.engine_pool import EnginePool
+from longshore_inference_gateway.domain.models import EngineState
+from longshore_inference_gateway.domain.policies import Policies
+from longshore_inference_gateway.domain.recovery import Recovery
+from longshore_inference_gateway.domain.sessions import Sessions
+from longshore_inference_gateway.settings import EngineMode, Settings
+from longshore_inference_gateway.store.sql import SqlGatewayStore
+
+NAME = "inference-gateway"
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    store: SqlGatewayStore
+    channel: grpc.aio.Channel
+    launcher: LocalEngineLauncher | ExternalEngines
+    policies: Policies
+    sessions: Sessions
+    chat: Chat
+
+
+async def build(settings: Settings) -> App:
+    """The app, with its schema migrated and its state read.
+
+    Raises:
+        InvalidSpec: settings that do not fit together. Unavailable, QuotaExceeded: the database cannot be used.
+    """
+    url = settings.resolved_database_url(NAME)
+    await asyncio.to_thread(migrate, url, "longshore_inference_gateway.store")
+    clock = SystemClock()
+    parts = _parts(settings, SqlGatewayStore(Database(url)), clock)
+    http_address = _with_port(settings.http_address)
+    base_url = (settings.advertised_url or f"http://{http_address}").rstrip("/") + "/v1"
+    servicer = GatewayServicer(parts.sessions, parts.policies, base_url=base_url, default_ttl_s=settings.session_ttl_s)
+    port = DataPort(parts.sessions, parts.chat, max_body_bytes=settings.max_body_bytes)
+    http = [HttpEndpoint(http_address, port)]
+    if settings.metrics_address:
+        http.append(HttpEndpoint(settings.metrics_address, make_asgi_app()))
+    secret = settings.secret.get_secret_value() or None
+    return App(
+        name=NAME,
+        grpc=[GrpcEndpoint(settings.grpc_address, (SERVICE,), _registration(servicer), secret)],
+        http=http,
+        background=[lambda: _bring_up_engines(settings, parts), lambda: _sweep(parts, clock), lambda: _measure(parts)],
+        on_start=lambda: _restore(parts),
+        on_stop=lambda: _stop(parts),
+    )
+
+
+def _registration(servicer: GatewayServicer) -> Callable[[grpc.aio.Server], None]:
+    return lambda server: gateway_pb2_grpc.add_GatewayServiceServicer_to_server(servicer, server)
+
+
+def _parts(settings: Settings, store: SqlGatewayStore, clock: Clock) -> _Parts:
+    channel = open_channel(settings.trajectory_address, settings.secret.get_secret_value())
+    sink = TrajectoryClient(channel, attempts=settings.append_attempts, timeout_s=settings.append_timeout_s)
+    sessions = Sessions(store, clock)
+    launcher = _launcher(settings, clock)
+    policies = Policies(
+        store=store,
+        launcher=launcher,
+        weights=FolderWeights(),
+        clock=clock,
+        make_pool=lambda: EnginePool(clock, per_engine=settings.engine_max_num_seqs, queue_limit=settings.queue_limit),
+        in_use=sessions.in_use,
+    )
+    recovery = Recovery(sink, zstandard.ZstdDecompressor().decompress)
+    sessions.recover = recovery
+    chat = Chat(
+        sink=sink,
+        clock=clock,
+        limits=ChatLimits(settings.queue_timeout_s, settings.engine_call_timeout_s),
+        observer=metrics.PrometheusObserver(),
+        recover=recovery,
+        compress=lambda data: zstandard.ZstdCompressor(level=3).compress(data),
+    )
+    return _Parts(store, channel, launcher, policies, sessions, chat)
+
+
+def _launcher(settings: Settings, clock: Clock) -> LocalEngineLauncher | ExternalEngines:
+    if settings.engine_mode is EngineMode.EXTERNAL:
+        if not settings.engine_addresses:
+            raise InvalidSpec("engine_mode external needs engine_addresses", field="engine_addresses")
+        return ExternalEngines(
+            settings.engine_addresses,
+            clock,
+            max_adapters=settings.engine_max_cpu_loras,
+            max_rank=settings.engine_max_lora_rank,
+            connect_timeout_s=settings.engine_connect_timeout_s,
+            call_timeout_s=settings.engine_call_timeout_s,
+            admin_timeout_s=settings.engine_admin_timeout_s,
+            dead_after_s=settings.engine_dead_after_s,
+        )
+    data_dir = settings.data_dir.absolute()
+    return LocalEngineLauncher(
+        LocalEngineSettings(
+            log_dir=Path(settings.engine_log_dir) if settings.engine_log_dir else data_dir / "logs",
+            work_dir=data_dir / "engines",
+            max_model_len=settings.engine_max_model_len,
+            max_num_seqs=settings.engine_max_num_seqs,
+            max_num_batched_tokens=settings.engine_max_num_batched_tokens,
+            max_loras=settings.engine_max_loras,
+            max_cpu_loras=settings.engine_max_cpu_loras,
+            max_lora_rank=settings.engine_max_lora_rank,
+            kv_cache_gib=settings.engine_kv_cache_gib,
+            threads=settings.engine_threads,
+            extra_arguments=settings.engine_extra_arguments,
+            start_timeout_s=settings.engine_start_timeout_s,
+            connect_timeout_s=settings.engine_connect_timeout_s,
+            call_timeout_s=settings.engine_call_timeout_s,
+            admin_timeout_s=settings.engine_admin_timeout_s,
+        ),
+        clock,
+    )
+
+
+def _with_port(address: str) -> str:
+    """The address with a real port: sessions are told the URL before a server could say which port it got."""
+    host, _, port = address.rpartition(":")
+    if port != "0":
+        return address
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+async def _restore(parts: _Parts) -> None:
+    await parts.policies.restore()
+    await parts.sessions.restore(parts.policies)
+
+
+async def _bring_up_engines(settings: Settings, parts: _Parts) -> None:
+    if settings.engine_prestart and isinstance(parts.launcher, LocalEngineLauncher):
+        try:
+            await parts.launcher.prepare()
+        except LongshoreError as error:
+            log.warning("no standby engine", error=error.message)
+    await parts.policies.resume()
+
+
+async def _sweep(parts: _Parts, clock: Clock) -> None:
+    """Ends expired sessions, and unloads versions that nobody uses any more."""
+    ended: set[str] = set()
+    parts.sessions.on_close = ended.add
+    while True:
+        await clock.sleep(1.0)
+        await parts.sessions.close_expired()
+        while ended:
+            await parts.policies.unload_unused(ended.pop())
+
+
+async def _measure(parts: _Parts) -> None:
+    interval = 1.0
+    loop = asyncio.get_running_loop()
+    while True:
+        before = loop.time()
+        await asyncio.sleep(interval)
+        metrics.LOOP_LAG.set(max(0.0, loop.time() - before - interval))
+        metrics.SESSIONS.set(len(parts.sessions))
+        pools = [alias.engines.pool for alias in parts.policies.aliases.values() if alias.engines is not None]
+        metrics.IN_FLIGHT.set(sum(pool.in_flight for pool in pools))
+        metrics.QUEUED.set(sum(pool.waiting for pool in pools))
+        states = [slot.state for pool in pools for slot in pool.slots]
+        for state in EngineState:
+            metrics.ENGINES.labels(state.value).set(states.count(state))
+
+
+async def _stop(parts: _Parts) -> None:
+    await parts.policies.close()
+    with contextlib.suppress(LongshoreError):
+        await parts.channel.close()
+    await parts.store.close()

@@ -1,0 +1,91 @@
+"""Engines that somebody else runs: addresses are given, the base model must be served under its name."""
+
+from __future__ import annotations
+
+from longshore_common.clock import Clock
+from longshore_common.errors import LongshoreError, Unavailable
+from longshore_inference_gateway.clients.vllm import VllmClient
+
+_POLL_S = 2.0
+
+
+class ExternalEngine:
+    """An engine at an address."""
+
+    def __init__(
+        self, engine_id: str, address: str, client: VllmClient, context_length: int, clock: Clock, dead_after_s: float
+    ) -> None:
+        self.engine_id = engine_id
+        self.address = address
+        self.pid = 0
+        self.client = client
+        self.context_length = context_length
+        self._clock = clock
+        self._dead_after_s = dead_after_s
+
+    async def wait_failed(self) -> str:
+        """Returns once health has been failing for dead_after_s: a busy engine answers late, a dead one never."""
+        last_good = self._clock.monotonic()
+        while True:
+            await self._clock.sleep(_POLL_S)
+            now = self._clock.monotonic()
+            if await self.client.healthy():
+                last_good = now
+            elif now - last_good >= self._dead_after_s:
+                return f"{self.address} has not been healthy for {now - last_good:.0f} s"
+
+    async def stop(self) -> None:
+        """Lets go of it."""
+        await self.client.close()
+
+
+class ExternalEngines:
+    """A fixed serving set."""
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        clock: Clock,
+        *,
+        max_adapters: int,
+        max_rank: int,
+        connect_timeout_s: float,
+        call_timeout_s: float,
+        admin_timeout_s: float,
+        dead_after_s: float,
+    ) -> None:
+        self._addresses = addresses
+        self._clock = clock
+        self._timeouts = {
+            "connect_timeout_s": connect_timeout_s,
+            "call_timeout_s": call_timeout_s,
+            "admin_timeout_s": admin_timeout_s,
+        }
+        self._dead_after_s = dead_after_s
+        self.size = len(addresses)
+        self.max_adapters = max_adapters
+        self.max_rank = max_rank
+
+    async def launch(self, index: int, base_name: str, model_dir: str) -> ExternalEngine:
+        """The engine at address number index.
+
+        Raises:
+            Unavailable: it does not answer, or does not serve base_name.
+        """
+        address = self._addresses[index]
+        client = VllmClient(address, **self._timeouts)
+        try:
+            names, length = await client.served_names()
+        except LongshoreError:
+            await client.close()
+            raise
+        if base_name not in names:
+            await client.close()
+            raise Unavailable(
+                f"engine {address} serves {', '.join(names) or 'nothing'}; "
+                f"start it with --served-model-name {base_name}"
+            )
+        return ExternalEngine(f"engine-{index + 1}", address, client, length, self._clock, self._dead_after_s)
+
+    async def close(self) -> None:
+        """Nothing is prepared."""

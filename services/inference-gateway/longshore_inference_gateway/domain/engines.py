@@ -1,0 +1,151 @@
+"""The serving set of one alias: start, watch, restart with backoff, and all-or-nothing loading of a version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from longshore_common.clock import Clock
+from longshore_common.errors import LongshoreError
+from longshore_common.log import get_logger
+from longshore_inference_gateway.domain.engine_pool import EnginePool, EngineSlot
+from longshore_inference_gateway.domain.models import EngineState
+from longshore_inference_gateway.domain.ports import EngineHandle, EngineLauncher
+
+log = get_logger(__name__)
+
+_FIRST_BACKOFF_S = 1.0
+_MAX_BACKOFF_S = 30.0
+
+
+class ServingSet:
+    """Engines that serve one base model and its adapters.
+
+    `adapters` gives name and folder of every version that a (re)started engine must hold.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_name: str,
+        model_dir: str,
+        launcher: EngineLauncher,
+        pool: EnginePool,
+        clock: Clock,
+        adapters: Callable[[], Iterable[tuple[str, str]]],
+    ) -> None:
+        self.pool = pool
+        self._base_name = base_name
+        self._model_dir = model_dir
+        self._launcher = launcher
+        self._clock = clock
+        self._adapters = adapters
+        self._watchers: list[asyncio.Task[None]] = []
+        # A restart must not load the set of adapters while a publish changes it.
+        self._changing = asyncio.Lock()
+
+    @property
+    def context_length(self) -> int:
+        """Tokens, prompt and completion together; 0 while no engine has been ready."""
+        lengths = [slot.handle.context_length for slot in self.pool.slots if slot.handle is not None]
+        return min(lengths, default=0)
+
+    async def start(self) -> None:
+        """Starts every engine of the set.
+
+        Raises:
+            Unavailable: one does not start; then none is left running.
+        """
+        self.pool.slots = [EngineSlot(index) for index in range(self._launcher.size)]
+        results = await asyncio.gather(*(self._launch(slot) for slot in self.pool.slots), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            await self.stop()
+            raise failures[0]
+        self._watchers = [asyncio.create_task(self._watch(slot)) for slot in self.pool.slots]
+
+    async def restore(self) -> None:
+        """Like start, but never gives up: engines that do not come up are tried again with backoff."""
+        self.pool.slots = [EngineSlot(index) for index in range(self._launcher.size)]
+        self._watchers = [asyncio.create_task(self._watch(slot)) for slot in self.pool.slots]
+
+    async def stop(self) -> None:
+        """Ends the engines."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self._watchers = []
+        for slot in self.pool.slots:
+            slot.state, slot.detail = EngineState.STOPPED, "stopped"
+        self.pool.wake()
+        handles = [slot.handle for slot in self.pool.slots if slot.handle is not None]
+        await asyncio.gather(*(handle.stop() for handle in handles))
+        for slot in self.pool.slots:
+            slot.handle = None
+
+    async def load(self, name: str, folder: str) -> int:
+        """Loads an adapter on every engine of the set, or on none; gives their number.
+
+        Raises:
+            Unavailable, InvalidSpec: an engine failed; where it was loaded it is unloaded again.
+        """
+        async with self._changing:
+            handles = self._ready_handles()
+            results = await asyncio.gather(
+                *(handle.client.load_adapter(name, folder) for handle in handles), return_exceptions=True
+            )
+            failures = [result for result in results if isinstance(result, BaseException)]
+            if failures:
+                # Everywhere: an engine that did not answer in time may have loaded it all the same.
+                await self._unload(handles, name)
+                raise failures[0]
+            return len(handles)
+
+    async def unload(self, name: str) -> None:
+        """Unloads an adapter wherever it is; engines that fail to are left to their restart."""
+        async with self._changing:
+            await self._unload([slot.handle for slot in self.pool.slots if slot.handle is not None], name)
+
+    def _ready_handles(self) -> list[EngineHandle]:
+        handles = [s.handle for s in self.pool.slots if s.state is EngineState.READY and s.handle is not None]
+        if len(handles) != len(self.pool.slots) or not handles:
+            raise self.pool.unavailable()
+        return handles
+
+    async def _unload(self, handles: list[EngineHandle], name: str) -> None:
+        results = await asyncio.gather(*(h.client.unload_adapter(name) for h in handles), return_exceptions=True)
+        for handle, result in zip(handles, results, strict=True):
+            if isinstance(result, BaseException):
+                log.warning("adapter not unloaded", engine=handle.engine_id, adapter=name, error=str(result))
+
+    async def _launch(self, slot: EngineSlot) -> None:
+        slot.state, slot.detail = EngineState.STARTING, "starting"
+        handle = await self._launcher.launch(slot.index, self._base_name, self._model_dir)
+        async with self._changing:
+            try:
+                for name, folder in self._adapters():
+                    await handle.client.load_adapter(name, folder)
+            except LongshoreError:
+                await handle.stop()
+                raise
+            slot.handle, slot.state, slot.detail = handle, EngineState.READY, ""
+        self.pool.wake()
+
+    async def _watch(self, slot: EngineSlot) -> None:
+        backoff = _FIRST_BACKOFF_S
+        while True:
+            if slot.handle is not None:
+                why = await slot.handle.wait_failed()
+                log.error("engine lost", engine=slot.engine_id, reason=why)
+                lost, slot.handle = slot.handle, None
+                slot.state, slot.detail = EngineState.STARTING, f"restarting after: {why}"
+                self.pool.wake()
+                await lost.stop()
+            try:
+                await self._launch(slot)
+                backoff = _FIRST_BACKOFF_S
+            except LongshoreError as error:
+                slot.state, slot.detail = EngineState.STARTING, f"did not start: {error.message}"
+                log.error("engine did not start", index=slot.index, error=error.message, retry_in_s=backoff)
+                await self._clock.sleep(backoff)
+                backoff = min(2 * backoff, _MAX_BACKOFF_S)

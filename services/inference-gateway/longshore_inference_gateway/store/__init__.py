@@ -1,0 +1,1 @@
+"""Persistence of sessions, aliases and policy versions: the Protocol is in domain.ports, the SQL back end here."""
