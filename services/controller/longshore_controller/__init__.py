@@ -1,0 +1,1 @@
+"""The controller: runs, leases, the plan, evaluation and the verdict."""

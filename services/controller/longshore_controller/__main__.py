@@ -1,0 +1,5 @@
+"""python -m longshore_controller"""
+
+from longshore_controller.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""Other services over gRPC and the trainer's job launcher, behind the ports of domain.ports."""

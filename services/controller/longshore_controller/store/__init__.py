@@ -1,0 +1,1 @@
+"""The controller's database: runs, events, groups, attempts with their leases, step metrics."""
