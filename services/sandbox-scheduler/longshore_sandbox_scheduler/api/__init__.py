@@ -1,0 +1,1 @@
+"""gRPC servicers: proto to domain and back, no logic."""

@@ -1,0 +1,1 @@
+"""Other services that this one calls."""

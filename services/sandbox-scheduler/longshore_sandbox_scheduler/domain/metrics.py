@@ -1,0 +1,22 @@
+"""Counters of the scheduler; served on the process's Prometheus page."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+STARTS = Counter("longshore_sandbox_starts", "Sandboxes started", ["runtime", "outcome"])
+START_SECONDS = Histogram(
+    "longshore_sandbox_start_seconds", "From claim to ready, image and queue included, seconds", ["runtime"],
+    buckets=(0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1, 2, 5, 15, 60, 240),
+)  # fmt: skip
+QUEUE_SECONDS = Histogram(
+    "longshore_sandbox_queue_seconds", "Wait for a free place, seconds", ["runtime"],
+    buckets=(0.001, 0.01, 0.1, 0.5, 1, 5, 15, 60, 240),
+)  # fmt: skip
+ACTIVE = Gauge("longshore_sandbox_active", "Sandboxes that hold a place", ["runtime"])
+EXECS = Counter("longshore_sandbox_execs", "Commands that ended", ["runtime"])
+ENDS = Counter("longshore_sandbox_ends", "Sandboxes that ended", ["runtime", "reason"])
+BUILDS = Histogram(
+    "longshore_sandbox_image_build_seconds", "Builds of images, seconds", ["runtime"],
+    buckets=(0.005, 0.02, 0.1, 0.5, 2, 10, 60, 600),
+)  # fmt: skip

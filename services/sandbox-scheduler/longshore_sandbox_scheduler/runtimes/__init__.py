@@ -1,0 +1,1 @@
+"""Sandbox runtimes, one package each, all behind `domain.runtime.Runtime`."""

@@ -1,0 +1,1 @@
+"""Sandbox records that outlive the process."""

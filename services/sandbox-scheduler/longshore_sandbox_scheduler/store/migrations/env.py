@@ -1,0 +1,7 @@
+"""Alembic entry."""
+
+from alembic import context
+
+from longshore_common.database import run_migrations
+
+run_migrations(context.config, context)
