@@ -1,0 +1,1 @@
+"""gRPC servicer and the mapping between protos and domain. No logic."""

@@ -1,0 +1,1 @@
+"""Other services: scheduler, in-sandbox agent, verifier."""

@@ -1,0 +1,1 @@
+"""Pure rules: task.toml, lint, digests, states, datasets, the order of a probe. No gRPC, SQL, clock or environment."""

@@ -1,0 +1,1 @@
+"""Tasks, evidence and datasets in a database; bundles in the object store."""

@@ -1,0 +1,1 @@
+"""Alembic history of this service; the only thing that creates or alters its tables."""
