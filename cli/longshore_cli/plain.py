@@ -7,7 +7,6 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor as Descriptor
 from google.protobuf.message import Message
 
-
 # The type stubs know two classes for a field's descriptor, and messages give either.
 FieldDescriptor = Any
 

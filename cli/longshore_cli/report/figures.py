@@ -94,8 +94,8 @@ def _learning(steps: list[Any]) -> Json:
 def step_seconds(step: Json) -> dict[str, float]:
     """Seconds of one step by the parts that the chart names, as the trainer saw them: they add up to its step.
 
-    "rollout" is how long the trainer waited for its batch; verification is inside it, and attempts overlap, so the sum of
-    verifier seconds is no part of this.
+    "rollout" is how long the trainer waited for its batch; verification is inside it, and attempts overlap, so the sum
+    of verifier seconds is no part of this.
     """
     found = {k: float(v) for k, v in _dict(step, "seconds").items() if v is not None}
     rollout, waited = found.pop("rollout", 0.0), found.pop("wait_for_batch", None)
