@@ -1,0 +1,1 @@
+"""gRPC servicer of the trainer: proto <-> domain, no logic."""

@@ -1,0 +1,1 @@
+"""The services a trainer talks to: trajectory store, gateway, controller."""

@@ -1,0 +1,1 @@
+"""Algorithms and their configuration: pure functions over explicit arrays. No grpc, no files, no clock, no environment."""

@@ -1,0 +1,10 @@
+"""Leave-one-out advantages (Ahmadian et al.)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def rloo(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    """r - mean of the other rewards of the group, shape (G,), G >= 2."""
+    count = rewards_G.size
+    return (rewards_G - rewards_G.mean()) * count / (count - 1)

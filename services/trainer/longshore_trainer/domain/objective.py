@@ -1,0 +1,48 @@
+"""The loss of one micro-batch as its share of the optimizer step's loss, with the sums that metrics are made of."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from longshore_trainer.domain.hyperparameters import Hyperparameters, PolicyHyperparameters
+from longshore_trainer.domain.kl import kl_estimate
+from longshore_trainer.domain.policy_losses import POLICY_LOSSES
+from longshore_trainer.domain.policy_losses.types import TokenLossInputs
+from longshore_trainer.domain.vocabulary import KlEstimator
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Trained tokens of a micro-batch, flat, shape (N,)."""
+
+    behaviour_N: Tensor
+    advantages_N: Tensor
+    weights_N: Tensor
+    """Share of each token in the optimizer step's loss; sums with those of all ranks and micro-batches."""
+    reference_N: Tensor
+    """Log-probabilities of the reference policy; NaN when there is none."""
+
+
+METRIC_NAMES = ("tokens", "loss", "entropy", "kl", "clipped", "mismatch")
+"""Order of `token_sums`."""
+
+
+def objective(logprobs_N: Tensor, entropy_N: Tensor, batch: TokenBatch, hp: Hyperparameters) -> tuple[Tensor, Tensor]:
+    """Scalar loss share (carries the gradient) and the float64 sums of METRIC_NAMES over this micro-batch's tokens.
+
+    "loss" is the weighted share; the others are plain sums over tokens.
+    """
+    mask_N = torch.ones_like(logprobs_N, dtype=torch.bool)
+    inputs = TokenLossInputs(logprobs_N, batch.behaviour_N, batch.advantages_N, mask_N)
+    token_loss = POLICY_LOSSES[hp.loss](inputs, hp)
+    per_token_N = token_loss.loss
+    kl_N = torch.zeros_like(logprobs_N)
+    if isinstance(hp, PolicyHyperparameters):
+        kl_N = kl_estimate(hp.kl_estimator, logprobs_N, batch.reference_N, mask_N)
+        per_token_N = per_token_N + hp.kl_coefficient * kl_N - hp.entropy_coefficient * entropy_N
+    loss = (per_token_N * batch.weights_N).sum()
+    with torch.no_grad():
+        mismatch_N = kl_estimate(KlEstimator.K3, logprobs_N, batch.behaviour_N, mask_N)
+        sums = [mask_N, loss, entropy_N, kl_N, token_loss.clipped, mismatch_N]
+        return loss, torch.stack([value.detach().sum().double() for value in sums])

@@ -1,0 +1,1 @@
+"""Durable state of a job: checkpoints, manifests and policy folders."""
