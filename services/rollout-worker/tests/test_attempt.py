@@ -12,12 +12,12 @@ from longshore.trajectory.v1 import trajectory_pb2
 from longshore.verifier.v1 import verifier_pb2
 from longshore_common.digests import digest
 from longshore_common.errors import (
-    AlreadyExists,
     Conflict,
     DeadlineExceeded,
     Internal,
     InvalidSpec,
     NotFound,
+    PermissionDenied,
     QuotaExceeded,
     Unavailable,
 )
@@ -304,11 +304,21 @@ async def test_an_attempt_to_train_on_with_holes_in_its_capture_fails_before_gra
 
 
 async def test_a_seal_of_an_older_epoch_is_dropped(stack: Any, wait_until: Any) -> None:
-    stack.trajectory.errors = [Conflict("epoch 1 is older than 2")]
+    older = {"epoch": "1", "newest_epoch": "2"}
+    stack.trajectory.errors = [PermissionDenied("epoch 1 is older than 2", details=older)]
     stack.add()
     await stack.start()
     await wait_until(lambda: stack.scheduler.deleted)
     assert stack.controller.completed == []
+
+
+async def test_an_attempt_that_was_discarded_meanwhile_only_frees_its_lease(stack: Any) -> None:
+    stack.trajectory.errors = [Conflict("it is already discarded (stale)")]
+    stack.add()
+    await stack.start()
+    await stack.ended()
+    assert stack.trajectory.sealed == []
+    assert stack.controller.failures() == []
 
 
 async def test_a_seal_is_sent_again_when_the_store_is_away(stack: Any) -> None:
@@ -321,7 +331,7 @@ async def test_a_seal_is_sent_again_when_the_store_is_away(stack: Any) -> None:
 
 
 async def test_a_refused_seal_is_reported_and_not_dropped(stack: Any) -> None:
-    stack.trajectory.errors = [AlreadyExists("same trace as g-1")]
+    stack.trajectory.errors = [Conflict("same trace as g-1", details={"field": "trace_digest"})]
     stack.add()
     await stack.start()
     await stack.ended()

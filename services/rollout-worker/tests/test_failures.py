@@ -1,7 +1,7 @@
 import pytest
 
 from longshore_common.errors import ErrorCode
-from longshore_rollout_worker.domain.failures import failure_of, means_lease_lost
+from longshore_rollout_worker.domain.failures import failure_of, means_lease_lost, means_outcome_is_fixed
 from longshore_rollout_worker.domain.vocabulary import Failure, Stage
 
 TABLE = [
@@ -42,7 +42,32 @@ def test_every_stage_and_code_has_a_name() -> None:
             assert failure_of(stage, code) in Failure
 
 
-def test_only_writes_that_carry_the_epoch_can_say_that_the_lease_is_lost() -> None:
-    lost = {stage for stage in Stage if means_lease_lost(stage, ErrorCode.CONFLICT)}
-    assert lost == {Stage.SESSION, Stage.SEAL}
-    assert not any(means_lease_lost(Stage.SEAL, code) for code in ErrorCode if code is not ErrorCode.CONFLICT)
+@pytest.mark.parametrize(
+    ("stage", "code", "details", "lost"),
+    [
+        (Stage.SESSION, ErrorCode.CONFLICT, {"reason": "session_fenced"}, True),
+        (Stage.SESSION, ErrorCode.CONFLICT, {}, False),
+        (Stage.SEAL, ErrorCode.PERMISSION_DENIED, {"epoch": "1", "newest_epoch": "2"}, True),
+        (Stage.SEAL, ErrorCode.PERMISSION_DENIED, {}, False),
+        (Stage.SEAL, ErrorCode.CONFLICT, {"field": "trace_digest"}, False),
+        (Stage.VERIFY, ErrorCode.PERMISSION_DENIED, {"newest_epoch": "2"}, False),
+    ],
+)
+def test_a_newer_epoch_is_told_apart_from_other_refusals(
+    stage: Stage, code: ErrorCode, details: dict[str, str], lost: bool
+) -> None:
+    assert means_lease_lost(stage, code, details) is lost
+
+
+@pytest.mark.parametrize(
+    ("stage", "code", "details", "fixed"),
+    [
+        (Stage.SEAL, ErrorCode.CONFLICT, {}, True),
+        (Stage.SEAL, ErrorCode.CONFLICT, {"field": "image_digest"}, False),
+        (Stage.SESSION, ErrorCode.CONFLICT, {}, False),
+    ],
+)
+def test_an_outcome_that_is_fixed_is_told_apart_from_a_mixed_identity(
+    stage: Stage, code: ErrorCode, details: dict[str, str], fixed: bool
+) -> None:
+    assert means_outcome_is_fixed(stage, code, details) is fixed

@@ -11,6 +11,8 @@ TABLE: list[tuple[int, str, ModelFault]] = [
     (429, "queue_full", SendAgain(Failure.GATEWAY)),
     (429, "", SendAgain(Failure.GATEWAY)),
     (503, "engine_unavailable", SendAgain(Failure.ENGINE)),
+    (503, "capture_failed", SendAgain(Failure.CAPTURE_INCOMPLETE)),
+    (400, "invalid_request", Fail(Failure.HARNESS_SETUP)),
     (503, "", SendAgain(Failure.ENGINE)),
     (502, "", SendAgain(Failure.ENGINE)),
     (0, "", SendAgain(Failure.GATEWAY)),

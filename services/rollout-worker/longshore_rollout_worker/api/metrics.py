@@ -3,7 +3,9 @@
 from prometheus_client import Counter, Gauge, Histogram
 
 ENDS = Counter(
-    "longshore_rollout_attempts", "Leases that ended here: scored, failed, lost, cancelled, abandoned", ["end"]
+    "longshore_rollout_attempts",
+    "Leases that ended here: scored, failed, lost, cancelled, superseded, abandoned",
+    ["end"],
 )
 RUNNING = Gauge("longshore_rollout_running", "Attempts that run now")
 PHASES = Histogram(

@@ -16,7 +16,7 @@ from longshore_common.errors import LongshoreError
 from longshore_common.log import get_logger
 from longshore_common.retry import retry
 from longshore_rollout_worker.domain.budget import AgentLimits
-from longshore_rollout_worker.domain.failures import failure_of, means_lease_lost
+from longshore_rollout_worker.domain.failures import failure_of, means_lease_lost, means_outcome_is_fixed
 from longshore_rollout_worker.domain.harness import Harness, HarnessContext, HarnessRegistry, HarnessResult
 from longshore_rollout_worker.domain.model_calls import Model
 from longshore_rollout_worker.domain.ports import (
@@ -41,6 +41,7 @@ from longshore_rollout_worker.domain.vocabulary import (
     AttemptFailure,
     Failure,
     LeaseLost,
+    OutcomeFixed,
     Stage,
     Termination,
 )
@@ -126,6 +127,10 @@ class AttemptRunner:
             return await self._run(lease, grants)
         except AttemptFailure as failure:
             return await self._report(lease, failure)
+        except OutcomeFixed as fixed:
+            log.info("attempt has an outcome already", attempt=lease.key.attempt_id, reason=str(fixed))
+            await self._complete(lease)
+            return AttemptEnd.SUPERSEDED
         except LeaseLost as lost:
             log.info("lease lost", attempt=lease.key.attempt_id, epoch=lease.key.epoch, reason=str(lost))
             return AttemptEnd.LOST
@@ -290,12 +295,14 @@ class AttemptRunner:
 
 
 async def _translated(stage: Stage, call: Awaitable[T]) -> T:
-    """The call's result; its error as AttemptFailure or LeaseLost."""
+    """The call's result; its error as AttemptFailure, LeaseLost or OutcomeFixed."""
     try:
         return await call
     except LongshoreError as error:
-        if means_lease_lost(stage, error.code):
+        if means_lease_lost(stage, error.code, error.details):
             raise LeaseLost(error.message) from error
+        if means_outcome_is_fixed(stage, error.code, error.details):
+            raise OutcomeFixed(error.message) from error
         reason = error.details.get("end_reason", "")
         raise AttemptFailure(failure_of(stage, error.code, reason), f"{stage}: {error.message}") from error
 

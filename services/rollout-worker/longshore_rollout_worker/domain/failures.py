@@ -1,5 +1,7 @@
 """Errors to the contracts' names: the one map of this service, pure."""
 
+from collections.abc import Mapping
+
 from longshore_common.errors import ErrorCode
 from longshore_rollout_worker.domain.vocabulary import Failure, Stage
 
@@ -36,6 +38,16 @@ def failure_of(stage: Stage, code: ErrorCode, end_reason: str = "") -> Failure:
     return _BY_STAGE[stage]
 
 
-def means_lease_lost(stage: Stage, code: ErrorCode) -> bool:
+def means_lease_lost(stage: Stage, code: ErrorCode, details: Mapping[str, str]) -> bool:
     """Whether a refusal says that a newer epoch holds the attempt: session and seal carry the lease's epoch."""
-    return stage in (Stage.SESSION, Stage.SEAL) and code is ErrorCode.CONFLICT
+    if stage is Stage.SESSION:
+        return code is ErrorCode.CONFLICT and details.get("reason") == "session_fenced"
+    return stage is Stage.SEAL and code is ErrorCode.PERMISSION_DENIED and "newest_epoch" in details
+
+
+def means_outcome_is_fixed(stage: Stage, code: ErrorCode, details: Mapping[str, str]) -> bool:
+    """Whether a refused seal says that the attempt has its outcome already (discarded, most of all).
+
+    A conflict that names a field is another thing: the attempt does not fit its group.
+    """
+    return stage is Stage.SEAL and code is ErrorCode.CONFLICT and "field" not in details

@@ -41,6 +41,8 @@ _BY_CODE: dict[str, ModelFault] = {
     "session_fenced": Fenced(),
     "queue_full": SendAgain(Failure.GATEWAY),
     "engine_unavailable": SendAgain(Failure.ENGINE),
+    "capture_failed": SendAgain(Failure.CAPTURE_INCOMPLETE),
+    "invalid_request": Fail(Failure.HARNESS_SETUP),
     "invalid_token": Fail(Failure.GATEWAY),
     "unsupported_parameter": Fail(Failure.HARNESS_SETUP),
 }

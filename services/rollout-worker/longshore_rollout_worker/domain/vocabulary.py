@@ -53,6 +53,7 @@ class AttemptEnd(StrEnum):
     FAILED = "failed"
     LOST = "lost"
     CANCELLED = "cancelled"
+    SUPERSEDED = "superseded"
     ABANDONED = "abandoned"
 
 
@@ -62,6 +63,10 @@ class AttemptFailure(Exception):
     def __init__(self, failure: Failure, evidence: str) -> None:
         super().__init__(f"{failure}: {evidence}")
         self.failure, self.evidence = failure, evidence
+
+
+class OutcomeFixed(Exception):
+    """The attempt got its outcome from somebody else while it ran: only the lease is left to be freed."""
 
 
 class LeaseLost(Exception):

@@ -13,7 +13,7 @@ from longshore_common.log import get_logger
 from longshore_rollout_worker.domain.attempt import AttemptRunner
 from longshore_rollout_worker.domain.lease_table import LeaseTable
 from longshore_rollout_worker.domain.ports import Controller, Lease, LeaseKey
-from longshore_rollout_worker.domain.vocabulary import AttemptEnd
+from longshore_rollout_worker.domain.vocabulary import AttemptEnd, Failure
 
 log = get_logger(__name__)
 
@@ -155,8 +155,10 @@ class Worker:
             self._changed.set()
 
     async def _free(self, key: LeaseKey) -> None:
+        # Not an outcome: a run that was stopped is resumed with this attempt, a discarded one is not leased again.
+        reason = (Failure.EVICTED, "stopped: its run does not want it now")
         try:
-            await self._controller.complete(self._settings.worker_id, key, None)
+            await self._controller.complete(self._settings.worker_id, key, reason)
         except LongshoreError as error:
             log.info("cancelled lease not freed", attempt=key.attempt_id, error=error.message)
 
