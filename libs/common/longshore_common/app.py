@@ -104,7 +104,14 @@ async def _start_http(endpoint: HttpEndpoint, name: str) -> tuple[Any, asyncio.T
         listener.close()
         raise _address_in_use(name, endpoint.address) from error
     config = uvicorn.Config(
-        endpoint.asgi_app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5, backlog=2048
+        endpoint.asgi_app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+        backlog=2048,
+        # Longer than clients keep idle connections, so that it is never we who close one while a request is on its way.
+        timeout_keep_alive=75,
     )
     server = uvicorn.Server(config)
     # Signals belong to main: several of these run in one process.

@@ -29,7 +29,8 @@ class VllmClient:
         self._health_timeout = aiohttp.ClientTimeout(total=connect_timeout_s)
         self._session = aiohttp.ClientSession(
             f"http://{address}",
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            # Shorter than uvicorn's 5 s: a connection that the engine closes while we send is a lost call.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
             # Loopback and cluster addresses must not go through a proxy of the environment.
             trust_env=False,
             auto_decompress=False,

@@ -43,12 +43,12 @@ class ServingSet:
         self._watchers: list[asyncio.Task[None]] = []
         # A restart must not load the set of adapters while a publish changes it.
         self._changing = asyncio.Lock()
+        self._context_length = 0
 
     @property
     def context_length(self) -> int:
         """Tokens, prompt and completion together; 0 while no engine has been ready."""
-        lengths = [slot.handle.context_length for slot in self.pool.slots if slot.handle is not None]
-        return min(lengths, default=0)
+        return self._context_length
 
     async def start(self) -> None:
         """Starts every engine of the set.
@@ -129,6 +129,8 @@ class ServingSet:
                 await handle.stop()
                 raise
             slot.handle, slot.state, slot.detail = handle, EngineState.READY, ""
+            lengths = [other.handle.context_length for other in self.pool.slots if other.handle is not None]
+            self._context_length = min(lengths)
         self.pool.wake()
 
     async def _watch(self, slot: EngineSlot) -> None:

@@ -2,7 +2,7 @@
 
 A trace is a prefix tree over messages. A request whose messages begin with those of an earlier turn, followed by
 exactly the answer that we gave, continues that turn: its prompt is that turn's ids as they were sampled plus the
-rendered rest. Everything else is rendered afresh. Parallel subagents, retries and compaction are branches of the same tree.
+rendered rest. Everything else is rendered afresh. Parallel subagents, retries and compaction are branches of one tree.
 """
 
 from __future__ import annotations

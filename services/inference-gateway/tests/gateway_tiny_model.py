@@ -1,6 +1,7 @@
 """A tiny Qwen2 folder with a byte-level BPE tokenizer, and random LoRA adapters for it: what the slow tests serve."""
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,25 @@ def make_model(folder: Path, *, seed: int = 0, vocab_size: int = 500) -> Path:
         dtype="float32",
     )
     Qwen2ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+def make_tokenizer_folder(folder: Path) -> Path:
+    """Tokenizer and a config, no tensors."""
+    _make_tokenizer(folder, 500)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "dtype": "float32"}))
+    return folder
+
+
+def make_adapter_files(folder: Path, *, marker: int, rank: int = 8, **config: Any) -> Path:
+    """A PEFT adapter folder with real headers and a few bytes of tensors; marker makes it unlike others."""
+    folder.mkdir(parents=True)
+    values = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "bias": "none", "target_modules": ["q_proj"]} | config
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    header = json.dumps({name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    data = struct.pack("<Q", len(header)) + header + struct.pack("<f", float(marker))
+    (folder / "adapter_model.safetensors").write_bytes(data)
     return folder
 
 
