@@ -94,4 +94,5 @@ def a_seal(attempt_id: str = "g1-0", reward: float = 1.0, **values: Any) -> Seal
 
 
 def a_failed_seal(attempt_id: str = "g1-0", failure: Failure = Failure.VERIFIER_TIMEOUT, **values: Any) -> SealRequest:
-    return a_seal(attempt_id, outcome=Failed(failure, "no answer in 30 s"), reward=None, **values)
+    outcome = Failed(failure, "no answer in 30 s")
+    return replace(a_seal(attempt_id, **values), outcome=outcome, reward=None)

@@ -31,13 +31,13 @@ def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
 def test_a_grader_crash_is_no_zero() -> None:
     """OpenEnv #1025, rllm #710: a crashed grader counted as reward 0; here a failure cannot bring a reward at all."""
     check_outcome(Failed(Failure.VERIFIER_TIMEOUT), None)
-    with pytest.raises(InvalidSpec, match="absent is not zero"):
+    with pytest.raises(InvalidSpec, match=r"absent is not zero"):
         check_outcome(Failed(Failure.VERIFIER_TIMEOUT), Reward(0.0))
 
 
 def test_outcome_and_provenance_agree() -> None:
     check_outcome(Scored(0.5, DONE), Reward(0.5, keys={"reward": 0.5}))
-    with pytest.raises(InvalidSpec, match="provenance says 1.0"):
+    with pytest.raises(InvalidSpec, match=r"provenance says 1\.0"):
         check_outcome(Scored(0.5, DONE), Reward(1.0))
     with pytest.raises(InvalidSpec, match="'speed' is nan"):
         check_outcome(Scored(0.5, DONE), Reward(0.5, keys={"speed": math.nan}))

@@ -81,7 +81,7 @@ def test_sampled_ids_are_kept_when_text_would_re_encode_differently() -> None:
 
 
 def test_stripped_thinking_splits_the_segment() -> None:
-    """SkyRL #104: the template drops an earlier <think> (5, 6); the second turn starts a segment, nothing is forced to fit."""
+    """SkyRL #104: the template drops an earlier <think> (5, 6): the second turn starts a segment."""
     first = a_turn(prompt=[1], sampled=[5, 6, 2])
     second = a_turn(turn=1, prompt=[1, 2, 7], sampled=[3])
     segments = build_segments([first, second])

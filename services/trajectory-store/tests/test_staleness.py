@@ -18,7 +18,7 @@ def scored(start_version: int):
 
 
 def test_queue_time_counts() -> None:
-    """prime-rl #2674, #3313: a rollout of v0 finishes at once and waits; at step 10 its lag is 9, and max 8 drops it."""
+    """prime-rl #2674, #3313: a rollout of v0 finishes at once and waits; at step 10 its lag is 9, above 8."""
     assert staleness(10, 0) == 9
     request = TakeRequest("run", 1, 10, 8, 1)
     assert stale_attempts(request, [scored(0)]) == ["g1-0"]
