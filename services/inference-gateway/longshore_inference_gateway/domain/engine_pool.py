@@ -120,7 +120,9 @@ class EnginePool:
         waiter = _Waiter(preferred, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         try:
-            return await asyncio.wait_for(asyncio.shield(waiter.granted), timeout_s)
+            # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the result.
+            async with asyncio.timeout(timeout_s):
+                return await waiter.granted
         except BaseException as error:
             self._abandon(waiter)
             if isinstance(error, TimeoutError):
