@@ -64,7 +64,7 @@ def separate_links(archive: bytes, folder: str) -> tuple[bytes, tuple[tuple[str,
         with tarfile.open(fileobj=io.BytesIO(archive)) as source, tarfile.open(fileobj=kept, mode="w") as target:
             for member in source.getmembers():
                 path = PurePosixPath(member.name)
-                if path.is_absolute() or ".." in path.parts:
+                if path.is_absolute() or ".." in path.parts or not path.parts:
                     continue
                 if member.issym() and _leaves(path.parent.parts, member.linkname):
                     links.append((member.linkname, f"{folder}/{path}"))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from longshore_common.errors import ErrorCode, LongshoreError
+from longshore_common.errors import ErrorCode, InvalidSpec, LongshoreError, QuotaExceeded
 from longshore_common.log import get_logger
 from longshore_reward_verifier.domain.decision import NextStep, after_first_grade, after_oracle, after_regrade
 from longshore_reward_verifier.domain.export import ExportedState, restore_state, take_state
@@ -96,17 +96,24 @@ class Verifier:
         try:
             state = await take_state(sandbox.agent, task.spec.workdir, self._settings.max_state_bytes)
         except LongshoreError as error:
-            lost = await self._grader.explain(sandbox, error, "the agent's state could not be exported", first.failure)
-            unreadable = lost.failure is Failure.REWARD_MISSING
-            return replace(lost, failure=first.failure) if unreadable else lost
+            what = "the agent's state could not be exported"
+            lost = await self._grader.explain(sandbox, error, what, Failure.SANDBOX_LOST)
+            # Too large, or the folder is gone: that is the state's own fault, and the oracle judges it.
+            return replace(lost, failure=first.failure) if lost.failure is Failure.REWARD_MISSING else lost
         if state is None:
             return GradeFailed(Failure.VERIFIER_SETUP, "the task's working folder is /: its state cannot be exported")
-        return await self._grade_fresh(request, task, state)
+        return await self._grade_fresh(request, task, state, first)
 
-    async def _grade_fresh(self, request: VerifyRequest, task: GradedTask, state: ExportedState) -> GradeResult:
+    async def _grade_fresh(
+        self, request: VerifyRequest, task: GradedTask, state: ExportedState, first: GradeFailed
+    ) -> GradeResult:
         try:
             async with self._fresh(request, task) as fresh:
-                await restore_state(fresh.agent, state, task.spec.agent_user)
+                try:
+                    await restore_state(fresh.agent, state, task.spec.agent_user)
+                except (InvalidSpec, QuotaExceeded) as error:
+                    # State that no sandbox of this task can hold does not grade; it is not the infrastructure's fault.
+                    return GradeFailed(first.failure, f"the agent's state could not be restored: {error.message}")
                 return await self._grader.grade(fresh, task, TamperResistance.STRONG)
         except LongshoreError as error:
             return _claim_failure(error)

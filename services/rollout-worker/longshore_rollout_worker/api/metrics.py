@@ -4,7 +4,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 ENDS = Counter(
     "longshore_rollout_attempts",
-    "Leases that ended here: scored, failed, lost, cancelled, superseded, abandoned",
+    "Leases that ended here, by domain.vocabulary.AttemptEnd",
     ["end"],
 )
 RUNNING = Gauge("longshore_rollout_running", "Attempts that run now")
