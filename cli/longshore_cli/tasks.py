@@ -72,15 +72,39 @@ async def all_tasks(stub: Any, dataset: str = "", split: str = "") -> list[catal
 
 
 async def resolve_digests(stub: Any, names: Sequence[str]) -> list[str]:
-    """Digests of tasks given by name or digest."""
+    """Digests of tasks given by digest, by full name, or by the name's last part where only one task has it.
+
+    Raises:
+        CliError: a name that the catalog does not know, or that several tasks have.
+    """
+    if all(name.startswith("sha256:") for name in names):
+        return list(names)
+    known: dict[str, set[str]] = {}
+    for task in await all_tasks(stub):
+        for name in {task.name, task.name.rpartition("/")[2]}:
+            known.setdefault(name, set()).add(task.digest)
+    return [name if name.startswith("sha256:") else _one_digest(name, known.get(name, set())) for name in names]
+
+
+async def tasks_and_datasets(stub: Any, names: Sequence[str]) -> list[str]:
+    """Digests of tasks, each once; a frozen dataset's name stands for all its tasks."""
     from longshore.catalog.v1 import catalog_pb2
 
-    async def one(name: str) -> str:
-        if name.startswith("sha256:"):
-            return name
-        return str((await stub.GetTask(catalog_pb2.GetTaskRequest(task=name))).task.digest)
+    datasets = {d.name: d for d in (await stub.ListDatasets(catalog_pb2.ListDatasetsRequest())).datasets}
+    found = await resolve_digests(stub, [name for name in names if name not in datasets])
+    for name in names:
+        if name in datasets:
+            found += [digest for split in datasets[name].splits for digest in split.task_digests]
+    return list(dict.fromkeys(found))
 
-    return list(await asyncio.gather(*(one(name) for name in names)))
+
+def _one_digest(name: str, digests: set[str]) -> str:
+    if not digests:
+        raise CliError(f"the catalog has no task {name}: import it first, or see `longshore task list`")
+    if len(digests) > 1:
+        shown = ", ".join(sorted(digests))
+        raise CliError(f"{len(digests)} tasks are called {name}: name one by its digest ({shown})")
+    return next(iter(digests))
 
 
 async def freeze(stub: Any, name: str, splits: Mapping[str, Sequence[str]]) -> catalog_pb2.FreezeDatasetResponse:

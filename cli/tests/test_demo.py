@@ -135,12 +135,13 @@ def test_the_estimate_of_a_stage_that_goes_on_counts_only_what_it_did_now() -> N
 def test_off_a_terminal_there_is_one_plain_line_per_event() -> None:
     progress, _, stream = _progress(Stage("a", 10))
     progress.begin("a", "go")
-    progress.update("a", 0.5, "half")
+    for tenth in range(100):
+        progress.update("a", tenth / 200, f"{tenth} of 200")
     progress.end("a")
     progress.end("a")
     assert "\x1b" not in stream.getvalue()
     assert "\r" not in stream.getvalue()
-    assert len(stream.getvalue().splitlines()) == 2
+    assert len(stream.getvalue().splitlines()) == 2 + 4
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.floats(0, 1))

@@ -208,6 +208,8 @@ def split(
     pairs = [(t["digest"], str(json.loads(t["metadata_json"] or "{}").get("skill", ""))) for t in usable]
     splits = make_splits(pairs, {"train": train, "dev": dev, "test": test}, seed)
     write_atomic(out, json.dumps(splits, indent=2) + "\n")
+    for name in (name for name, members in splits.items() if not members):
+        note(f"{name} is empty: {len(usable)} tasks are too few for its share")
     if output is Output.JSON:
         print_json(splits)
     else:
@@ -245,8 +247,11 @@ def freeze(
 
 @app.command()
 def probe(
-    tasks: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Names or digests.")] = None,
-    dataset: Annotated[str, typer.Option("--dataset", help="All tasks of this dataset.")] = "",
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TASK|DATASET]...", help="Names or digests; a dataset: all its tasks."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All tasks of the catalog.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of the oracle.")] = 1,
     concurrency: Annotated[int, typer.Option(min=0, help="Sandboxes at once; 0: the service's default.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Probe again where evidence exists.")] = False,
@@ -258,17 +263,17 @@ def probe(
     from longshore_cli import tasks as work_on
     from longshore_cli.plain import to_plain
 
-    if bool(tasks) == bool(dataset):
-        raise CliError("say which tasks: names or digests, or --dataset NAME")
+    if bool(tasks) == everything:
+        raise CliError("say which tasks: names, digests or datasets, or --all")
 
     async def work() -> list[dict[str, Any]]:
         target = Target(home, server)
         async with connected(target, ["task-catalog"], needs=_PROBE_NEEDS, start=Start.HOME) as channels:
             stub = _stub(channels["task-catalog"])
-            if dataset:
-                digests = [t.digest for t in await work_on.all_tasks(stub, dataset)]
+            if everything:
+                digests = [task.digest for task in await work_on.all_tasks(stub)]
             else:
-                digests = await work_on.resolve_digests(stub, tasks or [])
+                digests = await work_on.tasks_and_datasets(stub, tasks or [])
             answers = []
             async for answer in work_on.probe(stub, digests, repeats=repeats, concurrency=concurrency, force=force):
                 answers.append(to_plain(answer))

@@ -77,11 +77,14 @@ class Progress:
         self.say(name, detail or "started")
 
     def update(self, name: str, fraction: float, detail: str = "") -> None:
-        """How far a stage is, 0 to 1."""
+        """How far a stage is, 0 to 1. Off a terminal every tenth of the way is a line."""
         stage = self._stage(name)
-        stage.fraction = min(max(fraction, stage.fraction), 1.0)
+        before, stage.fraction = stage.fraction, min(max(fraction, stage.fraction), 1.0)
         self.detail = detail or self.detail
-        self._draw()
+        if self._live:
+            self._draw()
+        elif detail and int(stage.fraction * 10) > int(before * 10):
+            self.say(name, detail)
 
     def end(self, name: str, detail: str = "") -> None:
         """Leaves a stage."""
@@ -120,7 +123,7 @@ class Progress:
 
     def _draw(self) -> None:
         stage = self.current
-        if not self._live or stage is None:
+        if stage is None:
             return
         self._turn += 1
         bar = f"{_SPIN[self._turn % 4]} [{_clock(self.elapsed_s())}] {stage.name} {stage.fraction:.0%}  {self.detail}"

@@ -29,6 +29,9 @@ from longshore_cli.local.settings import Layout
 from longshore_cli.report.render import write_atomic, write_report
 from longshore_common.digests import digest
 
+# Most of an engine's start is imports: they run beside the warm start.
+SETTINGS = {"inference-gateway": {"engine_prestart": True}}
+
 
 @dataclass(frozen=True)
 class DemoResult:
@@ -94,7 +97,7 @@ async def run_demo(home: Home, config: DemoConfig, layout: Layout) -> DemoResult
         progress.begin("services", "starting")
         async with AsyncExitStack() as stack:
             stack.enter_context(logs_to(home, "info"))
-            local = await stack.enter_async_context(local_services(home, layout))
+            local = await stack.enter_async_context(local_services(home, layout, overrides=SETTINGS))
             write_config(home, config)
             progress.end("services", f"7 services up; logs in {home.logs}")
             await stack.enter_async_context(progress.live())

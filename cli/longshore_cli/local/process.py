@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +29,8 @@ from longshore_cli.local.settings import (
 )
 from longshore_common.app import running
 
+Overrides = Mapping[str, Mapping[str, Any]]
+
 
 @dataclass(frozen=True)
 class Local:
@@ -42,9 +44,16 @@ class Local:
 
 @contextlib.asynccontextmanager
 async def local_services(
-    home: Home, layout: Layout, names: Iterable[str] | None = None, *, log_level: str = "info"
+    home: Home,
+    layout: Layout,
+    names: Iterable[str] | None = None,
+    *,
+    log_level: str = "info",
+    overrides: Overrides | None = None,
 ) -> AsyncIterator[Local]:
     """Runs the services on this home for the length of the block; announces them in its endpoints.json.
+
+    `overrides`: settings by service name.
 
     Raises:
         CliError: a port or the home is in use, or a service's settings are wrong.
@@ -54,7 +63,7 @@ async def local_services(
     check_ports(layout, services)
     with home.locked():
         secret = home.secret()
-        async with _started(home, layout, services, secret, log_level) as local:
+        async with _started(home, layout, services, secret, log_level, overrides or {}) as local:
             with home.announced(local.endpoints):
                 yield local
 
@@ -66,7 +75,7 @@ async def snapshot_services(home: Home, names: Iterable[str]) -> AsyncIterator[L
     with tempfile.TemporaryDirectory(prefix="longshore-") as folder:
         copy = Home(Path(folder))
         await asyncio.to_thread(_copy_databases, home, copy, services)
-        async with _started(copy, free_layout(), services, copy.secret(), "error") as local:
+        async with _started(copy, free_layout(), services, copy.secret(), "error", {}) as local:
             yield local
 
 
@@ -84,14 +93,14 @@ def _copy_databases(home: Home, copy: Home, services: Iterable[Service]) -> None
 
 @contextlib.asynccontextmanager
 async def _started(
-    home: Home, layout: Layout, services: Iterable[Service], secret: str, log_level: str
+    home: Home, layout: Layout, services: Iterable[Service], secret: str, log_level: str, overrides: Overrides
 ) -> AsyncIterator[Local]:
     failed: asyncio.Future[tuple[str, BaseException]] = asyncio.get_running_loop().create_future()
     grpc: dict[str, str] = {}
     http: dict[str, str] = {}
     async with contextlib.AsyncExitStack() as stack:
         for service in services:
-            settings = build_settings(service, home, layout, secret, log_level)
+            settings = build_settings(service, home, layout, secret, log_level, overrides.get(service.name))
             app = await import_module(f"{service.package}.bootstrap").build(settings)
             handle = await stack.enter_async_context(running(app))
             grpc[service.name] = handle.grpc_addresses[0]

@@ -6,7 +6,7 @@ Imports a service's package only when its settings are built, so that `longshore
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -121,8 +121,15 @@ def check_ports(layout: Layout, services: Iterable[Service]) -> None:
                 ) from error
 
 
-def build_settings(service: Service, home: Home, layout: Layout, secret: str, log_level: str) -> Any:
-    """The service's own Settings object.
+def build_settings(
+    service: Service,
+    home: Home,
+    layout: Layout,
+    secret: str,
+    log_level: str,
+    overrides: Mapping[str, Any] | None = None,
+) -> Any:
+    """The service's own Settings object; `overrides` are fields that the caller wants otherwise.
 
     Raises:
         CliError: its package is not installed, or the environment sets a field wrongly.
@@ -148,7 +155,7 @@ def build_settings(service: Service, home: Home, layout: Layout, secret: str, lo
     values |= _folders(home)
     known = kind.model_fields
     try:
-        return kind(**{name: value for name, value in values.items() if name in known})
+        return kind(**{name: value for name, value in values.items() if name in known} | dict(overrides or {}))
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise CliError(f"settings of {service.name} are wrong: {problems}; check LONGSHORE_* variables") from error
@@ -157,9 +164,7 @@ def build_settings(service: Service, home: Home, layout: Layout, secret: str, lo
 def _folders(home: Home) -> dict[str, Any]:
     """Folders that several services name alike."""
     return {
-        "log_dir": home.logs,
         "logs_dir": home.logs,
+        "engine_log_dir": str(home.logs),
         "checkpoints_dir": home.path / "checkpoints",
-        "checkpoint_dir": home.path / "checkpoints",
-        "home": home.path,
     }
