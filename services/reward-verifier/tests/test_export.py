@@ -45,10 +45,11 @@ def test_links_that_leave_the_folder_are_set_apart() -> None:
     assert links == (("/usr/bin/python3", "/app/venv/bin/python"), ("../etc/passwd", "/app/up"))
 
 
-def test_devices_and_escaping_entries_are_dropped_and_hard_links_become_copies() -> None:
+def test_devices_hard_links_and_escaping_entries_are_dropped() -> None:
     archive = tar_of(
         ("a", tarfile.REGTYPE, b"data"),
         ("b", tarfile.LNKTYPE, "a"),
+        ("itself", tarfile.LNKTYPE, "itself"),
         ("dev", tarfile.CHRTYPE, ""),
         ("pipe", tarfile.FIFOTYPE, ""),
         ("../evil", tarfile.REGTYPE, b"!"),
@@ -57,10 +58,7 @@ def test_devices_and_escaping_entries_are_dropped_and_hard_links_become_copies()
     kept, links = separate_links(archive, "/app")
     assert links == ()
     with tarfile.open(fileobj=io.BytesIO(kept)) as tar:
-        assert {m.name: (m.isreg(), tar.extractfile(m).read()) for m in tar} == {  # type: ignore[union-attr]
-            "a": (True, b"data"),
-            "b": (True, b"data"),
-        }
+        assert {m.name: tar.extractfile(m).read() for m in tar} == {"a": b"data"}  # type: ignore[union-attr]
 
 
 def test_what_is_no_tar_is_refused() -> None:

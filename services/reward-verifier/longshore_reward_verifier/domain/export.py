@@ -56,8 +56,8 @@ async def restore_state(agent: SandboxAgent, state: ExportedState, owner: str) -
 def separate_links(archive: bytes, folder: str) -> tuple[bytes, tuple[tuple[str, str], ...]]:
     """Splits a tar into one with files, folders and inner links, and the links that leave the folder.
 
-    Raises InvalidSpec when it is no tar. Devices, pipes and entries outside the folder are dropped; a hard link becomes
-    a copy of what it points to.
+    Raises InvalidSpec when it is no tar. Devices, pipes, hard links (the agent sends their content as files) and entries
+    outside the folder are dropped.
     """
     kept, links = io.BytesIO(), []
     try:
@@ -70,17 +70,14 @@ def separate_links(archive: bytes, folder: str) -> tuple[bytes, tuple[tuple[str,
                     links.append((member.linkname, f"{folder}/{path}"))
                 else:
                     _copy(source, target, member)
-    except (tarfile.TarError, KeyError) as error:
+    except tarfile.TarError as error:
         raise InvalidSpec(f"the export of {folder} is not a tar: {error}", field=folder) from error
     return kept.getvalue(), tuple(links)
 
 
 def _copy(source: tarfile.TarFile, target: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-    if member.isreg() or member.islnk():
-        content = source.extractfile(member)
-        data = content.read() if content else b""
-        member.type, member.size, member.linkname = tarfile.REGTYPE, len(data), ""
-        target.addfile(member, io.BytesIO(data))
+    if member.isreg():
+        target.addfile(member, source.extractfile(member))
     elif member.isdir() or member.issym():
         target.addfile(member)
 
