@@ -29,7 +29,8 @@ def write_task(folder: Path, word: str, skill: str = "echo") -> Path:
         "[environment]\nmemory_mb = 256\nstorage_mb = 64\n",
         "instruction.md": f"Write {word} into answer.txt\n",
         "environment/Dockerfile": "FROM longshore/base\nWORKDIR /app\n",
-        "tests/test.sh": f'#!/bin/sh\nr=0; [ "$(cat /app/answer.txt)" = {word} ] && r=1\necho $r > /logs/verifier/reward.txt\n',
+        "tests/test.sh": "#!/bin/sh\nr=0\n"
+        f'[ "$(cat /app/answer.txt)" = {word} ] && r=1\necho $r > /logs/verifier/reward.txt\n',
         "solution/solve.sh": f"#!/bin/sh\necho {word} > /app/answer.txt\n",
     }
     for name, text in files.items():

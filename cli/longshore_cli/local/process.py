@@ -98,6 +98,9 @@ async def _started(
     failed: asyncio.Future[tuple[str, BaseException]] = asyncio.get_running_loop().create_future()
     grpc: dict[str, str] = {}
     http: dict[str, str] = {}
+    services = tuple(services)
+    # Importing takes seconds; done first and beside the loop, no service that is up is held up by the next one's.
+    await asyncio.to_thread(_import_all, services)
     async with contextlib.AsyncExitStack() as stack:
         for service in services:
             settings = build_settings(service, home, layout, secret, log_level, overrides.get(service.name))
@@ -108,6 +111,12 @@ async def _started(
                 http[service.name] = handle.http_addresses[0]
             handle.failed.add_done_callback(_forward(service.name, failed))
         yield Local(home, Endpoints(os.getpid(), grpc, http), secret, failed)
+
+
+def _import_all(services: Iterable[Service]) -> None:
+    for service in services:
+        with contextlib.suppress(ModuleNotFoundError):  # build_settings says what is missing
+            import_module(f"{service.package}.bootstrap")
 
 
 def _forward(name: str, failed: asyncio.Future[tuple[str, BaseException]]) -> Callable[[Any], None]:

@@ -36,8 +36,9 @@ SERVICES: tuple[Service, ...] = (
     Service("inference-gateway", "gateway", "longshore_inference_gateway", 4, http_offset=3),
     Service("reward-verifier", "verifier", "longshore_reward_verifier", 5),
     Service("trajectory-store", "trajectory", "longshore_trajectory_store", 6),
-    Service("rollout-worker", "rollout", "longshore_rollout_worker", 7),
     Service("controller", "controller", "longshore_controller", 8, http_offset=0),
+    # Last to start and first to stop: its attempts may still end while all the others are there.
+    Service("rollout-worker", "rollout", "longshore_rollout_worker", 7),
 )
 _BY_NAME = {service.name: service for service in SERVICES}
 
