@@ -119,6 +119,6 @@ def _shrink(spec: dict[str, Any]) -> None:
     spec["algorithm"]["steps"] = 2
     spec["rollout"]["groups_per_step"] = 4
     spec["evaluation"] = {**spec.get("evaluation", {}), "dev_every": 2}
-    overrides = (spec.get("warm_start") or {}).get("overrides")
-    if overrides is not None and isinstance(overrides.get("phases"), list):
-        overrides["phases"] = overrides["phases"][:1]
+    if spec.get("warm_start"):
+        overrides = spec["warm_start"].get("overrides") or {}
+        spec["warm_start"]["overrides"] = {**overrides, "phases": [{"steps": 60, "batch_size": 16}]}
