@@ -1,1 +1,1 @@
-"""What a sandbox, an image, a lease and an exec are, and the rules for them. Pure: no gRPC, SQL, clock or environment."""
+"""What sandboxes, images, leases and execs are, and their rules. Pure: no gRPC, SQL, clock or environment."""

@@ -26,21 +26,17 @@ class BaseRecipe(BaseModel):
     """Further FROM names of the same tree."""
 
 
-_REQUIRED = tuple(
-    (
-        "sh bash cat chmod cp cut date dirname basename env head ls ln mkdir mktemp mv printf pwd rm rmdir sleep sort "
-        "tail tee test touch tr true false uniq wc seq stat id grep sed awk find xargs diff cmp tar gzip"
-    ).split()
+_REQUIRED_NAMES = (
+    "sh bash cat chmod cp cut date dirname basename env head ls ln mkdir mktemp mv printf pwd rm rmdir sleep sort "
+    "tail tee test touch tr true false uniq wc seq stat id grep sed awk find xargs diff cmp tar gzip"
 )
-_OPTIONAL = tuple(
-    (
-        "dash [ arch b2sum base32 base64 basenc chgrp chown cksum comm csplit dd df dir dircolors du echo expand expr "
-        "factor fmt fold groups hostid install join link logname md5sum mkfifo mknod nice nl nohup nproc numfmt od "
-        "paste pathchk pinky pr printenv ptx readlink realpath sha1sum sha224sum sha256sum sha384sum sha512sum shred "
-        "shuf split stdbuf stty sum sync tac timeout truncate tsort tty uname unexpand unlink users vdir who whoami yes "
-        "egrep fgrep gunzip zcat mawk gawk sdiff diff3 bzip2 bunzip2 xz unxz ps pgrep pkill kill free uptime setsid "
-        "setpriv hostname which column rev hexdump xxd bc jq patch tree getopt flock cal getent"
-    ).split()
+_OPTIONAL_NAMES = (
+    "dash [ arch b2sum base32 base64 basenc chgrp chown cksum comm csplit dd df dir dircolors du echo expand expr "
+    "factor fmt fold groups hostid install join link logname md5sum mkfifo mknod nice nl nohup nproc numfmt od "
+    "paste pathchk pinky pr printenv ptx readlink realpath sha1sum sha224sum sha256sum sha384sum sha512sum shred "
+    "shuf split stdbuf stty sum sync tac timeout truncate tsort tty uname unexpand unlink users vdir who whoami yes "
+    "egrep fgrep gunzip zcat mawk gawk sdiff diff3 bzip2 bunzip2 xz unxz ps pgrep pkill kill free uptime setsid "
+    "setpriv hostname which column rev hexdump xxd bc jq patch tree getopt flock cal getent"
 )
 
 
@@ -51,7 +47,9 @@ def default_bases() -> dict[str, BaseRecipe]:
     names them may need one. A site that knows better adds its own entries in the settings.
     """
     base = BaseRecipe(
-        programs=_REQUIRED, optional_programs=_OPTIONAL, aliases=("longshore/base:latest",)
+        programs=tuple(_REQUIRED_NAMES.split()),
+        optional_programs=tuple(_OPTIONAL_NAMES.split()),
+        aliases=("longshore/base:latest",),
     )
     with_python = base.model_copy(update={"python": True, "aliases": ("longshore/base-python:latest",)})
     return {"longshore/base": base, "longshore/base-python": with_python}

@@ -203,10 +203,10 @@ class _Parser:
     def _env(self, line: int, rest: str) -> None:
         first = rest.split(None, 1)[0]
         if "=" not in first:
-            name, *value = rest.split(None, 1)
-            if not value:
+            name, *values = rest.split(None, 1)
+            if not values:
                 raise self._refuse(line, f"ENV {name} has no value")
-            self.env[name] = self._expand(value[0])
+            self.env[name] = self._expand(values[0])
             return
         for word in self._words(line, self._expand(rest)):
             name, separator, value = word.partition("=")

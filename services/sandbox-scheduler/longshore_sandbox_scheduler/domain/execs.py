@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from longshore_common.clock import Clock
 from longshore_common.digests import digest
-from longshore_common.errors import Conflict, Internal, InvalidSpec, LongshoreError, NotFound, QuotaExceeded, Unavailable
+from longshore_common.errors import (
+    Conflict,
+    Internal,
+    InvalidSpec,
+    LongshoreError,
+    NotFound,
+    QuotaExceeded,
+    Unavailable,
+)
 from longshore_sandbox_scheduler.domain.output import DEFAULT_CAP, Chunk, OutputBuffer
 from longshore_sandbox_scheduler.domain.runtime import (
     Command,
@@ -159,9 +167,7 @@ class Exec:
 
     def _finish(self, end: CommandEnd, timed_out: bool, duration_s: float) -> None:
         out, err = self._buffers[OutputStream.STDOUT], self._buffers[OutputStream.STDERR]
-        self._exited = Exited(
-            end, timed_out, out.total, err.total, out.truncated, err.truncated, duration_s=duration_s
-        )
+        self._exited = Exited(end, timed_out, out.total, err.total, out.truncated, err.truncated, duration_s=duration_s)
 
     async def attach(self, stdout_offset: int, stderr_offset: int) -> AsyncIterator[Output | Exited]:
         """Output from the offsets on, then Exited as the last item. Raises what the command failed to start with."""

@@ -143,9 +143,7 @@ class Sandbox:
         """The sandbox after its end; the first reason stays."""
         if self.state is SandboxState.ENDED:
             return self
-        return replace(
-            self, state=SandboxState.ENDED, end_reason=reason, end_detail=detail[:2000], ended_at_ms=now_ms
-        )
+        return replace(self, state=SandboxState.ENDED, end_reason=reason, end_detail=detail[:2000], ended_at_ms=now_ms)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from longshore_common.clock import Clock
 from longshore_common.errors import Conflict, InvalidSpec, LongshoreError, NotFound, PermissionDenied, Unavailable
@@ -132,8 +133,8 @@ class Scheduler:
                 reason = EndReason.OOM if over.startswith("memory") else EndReason.EVICTED
                 await self._end(live, reason, over)
 
-    def _spawn(self, work: object) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
@@ -291,7 +292,7 @@ class Scheduler:
     # -- what callers ask
 
     async def renew(self, sandbox_id: str, ttl_s: float) -> int:
-        """Moves the end of the lease to ttl_s seconds from now; gives it in ms. Raises NotFound, Conflict, InvalidSpec."""
+        """Moves the lease's end to ttl_s seconds from now; gives it in ms. Raises NotFound, Conflict, InvalidSpec."""
         if not 0 <= ttl_s <= _MAX_TTL_S:
             raise InvalidSpec(f"ttl_s is {ttl_s}; it must be 0 to {_MAX_TTL_S:.0f}", field="ttl_s")
         live = self._live.get(sandbox_id)

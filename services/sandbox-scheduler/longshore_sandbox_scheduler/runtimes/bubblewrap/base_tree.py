@@ -129,7 +129,7 @@ def _key(recipe: BaseRecipe, programs: list[_Program], owner: int | None) -> str
 
     # Library upgrades run ldconfig, which rewrites its cache.
     cache = Path("/etc/ld.so.cache")
-    inputs = [identity(program.source) + [program.destination] for program in programs]
+    inputs = [[*identity(program.source), program.destination] for program in programs]
     libraries = identity(cache) if cache.exists() else []
     python = identity(_python()) if recipe.python else []
     value = digest([_FORMAT, recipe.model_dump(mode="json"), inputs, libraries, python, owner])
@@ -175,7 +175,9 @@ def _copy_python(tree: Path) -> list[Path]:
     """Copies interpreter and standard library; gives the files whose libraries are needed too."""
     program = _python()
     code = "import sysconfig; print(sysconfig.get_path('stdlib'))"
-    stdlib = Path(subprocess.run([program, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+    stdlib = Path(
+        subprocess.run([program, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    )
     prefix = "usr" if str(stdlib).startswith("/usr/lib") else "usr/local"
     target = tree / prefix / "lib" / stdlib.name
     ignored = shutil.ignore_patterns(*_PYTHON_LEFT_OUT, "config-*", "*.a")

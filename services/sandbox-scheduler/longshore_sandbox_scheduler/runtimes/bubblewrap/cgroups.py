@@ -289,7 +289,7 @@ def find_cgroups(instance: str, proc: Path = Path("/proc/self")) -> CgroupParent
 
 
 def _v1_parents(mounts: list[_Mount], own: dict[str, str], name: str) -> dict[str, Path]:
-    parents = {}
+    parents: dict[str, Path] = {}
     for controller in ("memory", "pids", "cpu"):
         for mount in mounts:
             if mount.kind == "cgroup" and controller in mount.options and controller in own:

@@ -21,7 +21,10 @@ from longshore_sandbox_scheduler.runtimes.bubblewrap.launcher import protocol
 log = get_logger(__name__)
 
 _MODULE = "longshore_sandbox_scheduler.runtimes.bubblewrap.launcher.main"
-_CODE = f"import sys; sys.path.insert(0, sys.argv[1]); from {_MODULE} import run; run(int(sys.argv[2]), *sys.argv[3:])"
+_CODE = (
+    f"import sys; sys.path.insert(0, sys.argv[1]); from {_MODULE} import run; "
+    "run(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == '1', sys.argv[5], sys.argv[6])"
+)
 _START_TIMEOUT_S = 20.0
 
 
@@ -47,8 +50,8 @@ class LauncherLink:
         """Whether the launcher can be talked to."""
         return self._sock is not None
 
-    async def start(self, folders: Mapping[str, Path]) -> None:
-        """Starts it with these folders staged by name.
+    async def start(self, folders: Mapping[str, Path], privileged: bool) -> None:
+        """Starts it with these folders staged by name; privileged: without a user namespace of its own.
 
         Must be called from a thread that lives as long as the service: the launcher dies with it.
 
@@ -59,7 +62,7 @@ class LauncherLink:
         ours.setblocking(False)
         root = str(Path(longshore_sandbox_scheduler.__file__).parent.parent)
         names = json.dumps({name: str(path) for name, path in folders.items()})
-        arguments = [root, str(theirs.fileno()), str(os.getpid()), names, stage_folder()]
+        arguments = [root, str(theirs.fileno()), str(os.getpid()), "1" if privileged else "0", names, stage_folder()]
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", "-c", _CODE, *arguments,

@@ -73,7 +73,7 @@ def _enter(namespaces: Namespaces, cgroup_files: list[str]) -> None:
 
 
 def run_command(request: dict[str, Any], namespaces: Namespaces, cgroup_files: list[str], fds: list[int]) -> NoReturn:
-    """Supervises one command. fds: stdin, stdout, stderr, status. Must be the first process forked into the pid namespace.
+    """Supervises one command, in the pid namespace that it was forked into. fds: stdin, stdout, stderr, status.
 
     The supervisor adopts orphans of the command, so that all of the command's processes are its descendants.
     Writes one JSON object to status: {"exit_code", "signal"} or {"error", "message"}.

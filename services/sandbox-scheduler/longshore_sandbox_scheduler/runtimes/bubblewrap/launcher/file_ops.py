@@ -47,6 +47,8 @@ def perform(request: dict[str, Any], data: int) -> dict[str, Any]:
         return _stat(_checked(request["path"]))
     if operation == "remove":
         return _remove([_checked(path) for path in request["paths"]])
+    if operation == "resolve":
+        return {"path": os.path.realpath(_checked(request["path"]))}
     if operation == "make_dirs":
         return _make_dirs(_checked(request["path"]))
     raise Refused("invalid", f"unknown file operation {operation!r}")

@@ -201,6 +201,9 @@ class Launcher:
             enter.run_file_operation(request, namespaces, fds)
         elif operation == "kill_all":
             enter.kill_everything(namespaces, fds[0])
+        elif operation == "memory":
+            resident = process_tree.resident_bytes(held.init)
+            os.write(fds[0], json.dumps({"bytes": resident}).encode())
         elif operation == "kill_tree":
             killed, complete = process_tree.kill_tree(request["pid"])
             os.write(fds[0], json.dumps({"killed": killed, "complete": complete}).encode())
@@ -233,9 +236,9 @@ class Launcher:
         self._send({"event": "ended", "sandbox": held.sandbox, "status": os.waitstatus_to_exitcode(status)})
 
 
-def _own_namespaces(unprivileged: bool) -> None:
+def _own_namespaces(privileged: bool) -> None:
     """New mount and pid namespaces (the latter begins with the next fork), as their root."""
-    if not unprivileged:
+    if privileged:
         syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID)
         return
     uid, gid = os.getuid(), os.getgid()
@@ -279,7 +282,7 @@ def _hide_command_line() -> None:
         ctypes.memmove(begin, title, len(title))
 
 
-def run(socket_fd: int, parent: int, folders_json: str, stage: str) -> None:
+def run(socket_fd: int, parent: int, privileged: bool, folders_json: str, stage: str) -> None:
     """Entry of the process. Ends when the scheduler does; sends one {"event": "started"} or {"event": "failed"} first.
 
     The launcher proper is init of its own pid namespace: whatever ends it, the kernel then kills all that it started.
@@ -289,7 +292,7 @@ def run(socket_fd: int, parent: int, folders_json: str, stage: str) -> None:
         _hide_command_line()
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _own_namespaces(unprivileged=os.geteuid() != 0)
+        _own_namespaces(privileged)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         _die_with_parent()
         if os.getppid() != parent:

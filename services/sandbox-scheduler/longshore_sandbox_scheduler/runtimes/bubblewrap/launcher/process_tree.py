@@ -43,7 +43,7 @@ def children(pid: int) -> list[int]:
 def kill_tree(root: int) -> tuple[int, bool]:
     """Kills all descendants of root, which must be a subreaper. Gives how many, and whether none is left.
 
-    Stops root meanwhile, so that orphans stay below it, and each process before it is killed: a stopped one cannot fork.
+    Stops root meanwhile, so that orphans stay below it, and each process before the kill: a stopped one cannot fork.
     """
     killed: set[int] = set()
     _signal(root, signal.SIGSTOP)
@@ -69,3 +69,17 @@ def _kill(alive: list[int]) -> None:
 def _signal(pid: int, signum: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
+
+
+def resident_bytes(init: int) -> int:
+    """Memory of all processes in init's pid namespace; shared pages count once for each process."""
+    wanted = os.readlink(f"/proc/{init}/ns/pid")
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{entry}/ns/pid") == wanted:
+                    with open(f"/proc/{entry}/statm", "rb") as file:
+                        total += int(file.read().split()[1]) * page
+    return total

@@ -39,7 +39,7 @@ def _send(sock: socket.socket, data: bytes, fds: list[int]) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
-    """The next message and its descriptors; None when the other side is gone. Raises BlockingIOError when none waits."""
+    """The next message with its descriptors; None when the other side is gone. Raises BlockingIOError."""
     space = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
     data, ancillary, _, _ = sock.recvmsg(_INLINE_BYTES + 16, space, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []

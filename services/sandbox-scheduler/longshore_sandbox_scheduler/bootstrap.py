@@ -1,0 +1,129 @@
+"""Picks the concrete parts of the sandbox scheduler. The only file that does."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+
+import grpc.aio
+
+from longshore.agent.v1 import agent_pb2, agent_pb2_grpc
+from longshore.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
+from longshore_common.app import App, GrpcEndpoint, HttpEndpoint
+from longshore_common.clock import SystemClock
+from longshore_common.database import Database, migrate
+from longshore_common.errors import Unavailable
+from longshore_sandbox_scheduler.api.agent_servicer import AgentServicer
+from longshore_sandbox_scheduler.api.sandbox_servicer import SandboxServicer
+from longshore_sandbox_scheduler.clients.catalog import GrpcTasks
+from longshore_sandbox_scheduler.domain.admission import Admission
+from longshore_sandbox_scheduler.domain.model import Limits
+from longshore_sandbox_scheduler.domain.runtime import Runtime
+from longshore_sandbox_scheduler.domain.scheduler import Policy, Scheduler
+from longshore_sandbox_scheduler.runtimes.bubblewrap.runtime import BubblewrapOptions, BubblewrapRuntime
+from longshore_sandbox_scheduler.settings import Settings
+from longshore_sandbox_scheduler.store.sql import SqlRecords
+
+_NAME = "sandbox-scheduler"
+
+
+def _default_limits(settings: Settings) -> Limits:
+    return Limits(
+        cpus=settings.default_cpus,
+        memory_mb=settings.default_memory_mb,
+        storage_mb=settings.default_storage_mb,
+        max_processes=settings.max_processes,
+        max_file_mb=settings.max_file_mb,
+    )
+
+
+def _runtime(settings: Settings) -> Runtime:
+    return BubblewrapRuntime(
+        BubblewrapOptions(
+            data_dir=settings.data_dir,
+            cache_dir=settings.cache_dir,
+            recipes=dict(settings.bases),
+            uid_base=settings.sandbox_uid_base,
+            build_limits=_default_limits(settings),
+            use_cgroups=settings.use_cgroups,
+        )
+    )
+
+
+def _fixed_port(address: str) -> str:
+    """Claims name the agent's address, so a free port must be known before the server starts."""
+    host, _, port = address.rpartition(":")
+    if port != "0":
+        return address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((host.strip("[]"), 0))
+            return f"{host}:{probe.getsockname()[1]}"
+    except OSError as error:
+        raise Unavailable(f"agent_address {address} cannot be used: {error}", retryable=False) from error
+
+
+def _policy(settings: Settings, agent_address: str) -> Policy:
+    place = hashlib.sha256(str(settings.data_dir.absolute()).encode()).hexdigest()[:12]
+    return Policy(
+        default_limits=_default_limits(settings),
+        claim_wait_s=settings.claim_wait_s,
+        default_ttl_s=settings.default_ttl_s,
+        sweep_interval_s=settings.sweep_interval_s,
+        keep_ended_s=settings.keep_ended_s,
+        owner=f"{socket.gethostname()}:{place}",
+        agent_address=agent_address,
+    )
+
+
+async def build(settings: Settings) -> App:
+    """The service, ready to start. Raises Unavailable when its address or database cannot be used."""
+    url = settings.resolved_database_url(_NAME)
+    await asyncio.to_thread(migrate, url, "longshore_sandbox_scheduler.store")
+    database = Database(url)
+    secret = settings.secret.get_secret_value()
+    tasks = GrpcTasks(settings.catalog_address, secret, settings.build_timeout_s)
+    agent_address = _fixed_port(settings.agent_address)
+    scheduler = Scheduler(
+        _runtime(settings),
+        SqlRecords(database),
+        tasks,
+        SystemClock(),
+        Admission(settings.max_sandboxes),
+        _policy(settings, agent_address),
+    )
+
+    async def stop() -> None:
+        await scheduler.stop()
+        await tasks.close()
+        await database.close()
+
+    def register_sandbox(server: grpc.aio.Server) -> None:
+        sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(SandboxServicer(scheduler), server)
+
+    def register_agent(server: grpc.aio.Server) -> None:
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentServicer(scheduler, "bubblewrap"), server)
+
+    sandbox_name = sandbox_pb2.DESCRIPTOR.services_by_name["SandboxService"].full_name
+    agent_name = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
+    return App(
+        name=_NAME,
+        grpc=(
+            GrpcEndpoint(settings.grpc_address, (sandbox_name,), register_sandbox, secret),
+            GrpcEndpoint(agent_address, (agent_name,), register_agent, None),
+        ),
+        http=_metrics(settings),
+        background=(scheduler.sweep_forever,),
+        on_start=scheduler.start,
+        on_stop=stop,
+    )
+
+
+def _metrics(settings: Settings) -> tuple[HttpEndpoint, ...]:
+    if settings.metrics_address is None:
+        return ()
+    from prometheus_client import make_asgi_app
+
+    return (HttpEndpoint(settings.metrics_address, make_asgi_app()),)
