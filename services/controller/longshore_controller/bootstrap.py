@@ -14,6 +14,7 @@ from longshore_common.database import Database, migrate
 from longshore_common.grpc_client import open_channel
 from longshore_controller.api.rest import make_rest
 from longshore_controller.api.servicer import Application, ControllerServicer
+from longshore_controller.application.closing import RunCloser
 from longshore_controller.application.context import RunContexts
 from longshore_controller.application.driver import RunDriver
 from longshore_controller.application.evaluating import Evaluating
@@ -98,10 +99,11 @@ def wire(settings: Settings, database: Database, adapters: Adapters) -> Parts:
         adapters.launcher,
         adapters.clock,
     )
+    closer = RunCloser(adapters.trajectory, adapters.gateway)
     manager = RunManager(
         runs,
-        _driver(settings, stores, adapters, reports),
-        adapters.trajectory,
+        _driver(settings, stores, adapters, reports, closer),
+        closer,
         changed,
         max_active=settings.max_active_runs,
         auto_resume=settings.auto_resume,
@@ -133,7 +135,9 @@ def _leases(settings: Settings, stores: _Stores, adapters: Adapters) -> LeaseSer
     )
 
 
-def _driver(settings: Settings, stores: _Stores, adapters: Adapters, reports: ReportService) -> RunDriver:
+def _driver(
+    settings: Settings, stores: _Stores, adapters: Adapters, reports: ReportService, closer: RunCloser
+) -> RunDriver:
     runs, work, changed = stores.runs, stores.work, stores.changed
     trajectory, clock, artifacts = adapters.trajectory, adapters.clock, adapters.artifacts
     addresses = Addresses(
@@ -164,6 +168,7 @@ def _driver(settings: Settings, stores: _Stores, adapters: Adapters, reports: Re
         artifacts,
         trajectory,
         adapters.gateway,
+        closer,
         SealedFollower(work, trajectory, clock, changed),
         WarmStart(runs, artifacts, jobs, addresses),
         Serving(runs, artifacts, adapters.gateway),

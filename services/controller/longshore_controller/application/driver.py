@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from longshore_common.errors import Conflict, LongshoreError
 from longshore_common.log import get_logger
+from longshore_controller.application.closing import RunCloser
 from longshore_controller.application.context import RunContext, RunContexts
 from longshore_controller.application.evaluating import Evaluating
 from longshore_controller.application.follower import SealedFollower
@@ -30,6 +31,7 @@ class RunDriver:
         artifacts: Artifacts,
         trajectory: Trajectory,
         gateway: Gateway,
+        closer: RunCloser,
         follower: SealedFollower,
         warm_start: WarmStart,
         serving: Serving,
@@ -42,6 +44,7 @@ class RunDriver:
         self._artifacts = artifacts
         self._trajectory = trajectory
         self._gateway = gateway
+        self._closer = closer
         self._follower = follower
         self._warm_start = warm_start
         self._serving = serving
@@ -98,17 +101,11 @@ class RunDriver:
         await self._runs.move(run_id, RunState.SUCCEEDED)
         report = await self._reports.build(run_id, policies)
         await self._runs.save_report(run_id, report.model_dump_json())
-        try:
-            await self._gateway.retire(context.alias)
-        except LongshoreError as error:
-            log.warning("the alias was not retired", run=run_id, alias=context.alias, error=error.message)
+        await self._closer.retire(run_id, context.alias)
 
     async def _fail(self, run_id: str, reason: str) -> None:
         log.error("run failed", run=run_id, reason=reason)
-        try:
-            await self._trajectory.close_run(run_id, discard_open=False)
-        except LongshoreError as error:
-            log.warning("the failed run was not closed in the trajectory store", run=run_id, error=error.message)
+        await self._closer.close(run_id, (await self._runs.get(run_id)).alias)
         try:
             await self._runs.move(run_id, RunState.FAILED, reason)
         except Conflict as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longshore_common.clock import Clock
-from longshore_common.errors import Conflict, LongshoreError
+from longshore_common.errors import Conflict, LongshoreError, PermissionDenied
 from longshore_common.log import get_logger
 from longshore_controller import metrics
 from longshore_controller.application.context import RunContexts
@@ -188,7 +188,7 @@ class LeaseService:
     async def _seal(self, ref: LeaseRef, failure: Failure) -> None:
         try:
             await self._trajectory.seal_failed(ref.attempt_id, ref.epoch, failure.name, failure.evidence)
-        except Conflict as error:
+        except (Conflict, PermissionDenied) as error:
             log.info("attempt was sealed or fenced already", attempt=ref.attempt_id, reason=error.message)
         await self._work.mark_done([ref.attempt_id])
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from longshore_common.errors import LongshoreError
-from longshore_common.log import get_logger
+from longshore_controller.application.closing import RunCloser
 from longshore_controller.application.driver import RunDriver
-from longshore_controller.domain.ports import Trajectory
 from longshore_controller.domain.records import RunRecord
 from longshore_controller.domain.run_state import ACTIVE, STOPPABLE, check_move, check_resumable
 from longshore_controller.domain.stores import RunStore
 from longshore_controller.domain.vocabulary import RunState
 from longshore_controller.signals import Signal, wait_for
-
-log = get_logger(__name__)
 
 _TICK_S = 5.0
 
@@ -26,7 +22,7 @@ class RunManager:
         self,
         runs: RunStore,
         driver: RunDriver,
-        trajectory: Trajectory,
+        closer: RunCloser,
         changed: Signal,
         *,
         max_active: int,
@@ -34,7 +30,7 @@ class RunManager:
     ) -> None:
         self._runs = runs
         self._driver = driver
-        self._trajectory = trajectory
+        self._closer = closer
         self._changed = changed
         self._max_active = max_active
         self._auto_resume = auto_resume
@@ -72,12 +68,16 @@ class RunManager:
         finally:
             self._changed.notify()
 
-    async def interrupt(self) -> None:
-        """Ends all drivers and their jobs; their runs become INTERRUPTED and can be resumed."""
+    async def abandon(self) -> list[str]:
+        """Ends all drivers and their jobs, as the end of the process would; gives the runs."""
         driven = list(self._tasks)
         for run_id in driven:
             await self._end(run_id)
-        for run_id in driven:
+        return driven
+
+    async def interrupt(self) -> None:
+        """Ends all drivers and their jobs; their runs become INTERRUPTED and can be resumed."""
+        for run_id in await self.abandon():
             run = await self._runs.get(run_id)
             if run.state in ACTIVE:
                 await self._runs.move(
@@ -101,10 +101,7 @@ class RunManager:
             check_move(record.run_id, record.state, RunState.STOPPED)
         await self._end(record.run_id)
         stopped = await self._runs.move(record.run_id, RunState.STOPPED, reason or "stopped by the user")
-        try:
-            await self._trajectory.close_run(record.run_id, discard_open=False)
-        except LongshoreError as error:
-            log.warning("the stopped run was not closed in the trajectory store", run=run, error=error.message)
+        await self._closer.close(record.run_id, record.alias)
         return stopped
 
     async def resume(self, run: str) -> RunRecord:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from longshore_controller.domain.plan import ResolvedPlan
-from longshore_controller.domain.spec import LoraSpec, Override
+from longshore_controller.domain.spec import LoraSpec
 
 
 class JobKind(StrEnum):
@@ -42,7 +42,7 @@ class JobFile(BaseModel):
     model_dir: str
     out_dir: str
     preset: str
-    overrides: dict[str, Override]
+    overrides: dict[str, JsonValue]
     steps: int
     groups_per_step: int
     max_staleness: int

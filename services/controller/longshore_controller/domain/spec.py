@@ -6,11 +6,15 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from longshore_controller.domain.presets import AlgorithmPreset, WarmStartPreset, check_preset
+from longshore_controller.domain.presets import (
+    POLICY_OVERRIDES,
+    SUPERVISED_OVERRIDES,
+    AlgorithmPreset,
+    WarmStartPreset,
+    check_overrides,
+    check_preset,
+)
 from longshore_controller.domain.vocabulary import UnreadyTasks
-
-Override = bool | int | float | str | list[float] | None
-"""A hyper-parameter's value. Its name is checked by the trainer, which knows the preset."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """Lower-case letters, digits and dashes, at most 63: usable as a Kubernetes name."""
@@ -44,12 +48,17 @@ class WarmStartSpec(Frozen):
     preset: str = WarmStartPreset.SFT.value
     demonstrations: str = Field(min_length=1)
     """JSONL file, one {"messages": [...]} a line."""
-    overrides: dict[str, Override] = {}
+    overrides: dict[str, JsonValue] = {}
 
     @field_validator("preset")
     @classmethod
     def _known(cls, value: str) -> str:
         return check_preset(value, WarmStartPreset, "warm-start preset")
+
+    @field_validator("overrides")
+    @classmethod
+    def _known_overrides(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return check_overrides(value, SUPERVISED_OVERRIDES)
 
 
 class HarnessSpec(Frozen):
@@ -93,12 +102,17 @@ class AlgorithmSpec(Frozen):
 
     preset: str
     steps: int = Field(ge=1, le=1_000_000)
-    overrides: dict[str, Override] = {}
+    overrides: dict[str, JsonValue] = {}
 
     @field_validator("preset")
     @classmethod
     def _known(cls, value: str) -> str:
         return check_preset(value, AlgorithmPreset, "algorithm preset")
+
+    @field_validator("overrides")
+    @classmethod
+    def _known_overrides(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return check_overrides(value, POLICY_OVERRIDES)
 
 
 class LoraSpec(Frozen):

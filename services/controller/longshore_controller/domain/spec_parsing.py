@@ -97,7 +97,7 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int]) -> list[Problem]:
 
 
 def _problem(detail: Any, lines: dict[Path, int]) -> Problem:
-    location: Path = _strip_union_tags(tuple(detail["loc"]), lines)
+    location: Path = tuple(detail["loc"])
     kind, message = detail["type"], detail["msg"]
     if kind == "extra_forbidden":
         known = _fields_at(location[:-1])
@@ -117,13 +117,6 @@ def _problem(detail: Any, lines: dict[Path, int]) -> Problem:
         parent = parent[:-1]
         line = lines.get(parent)
     return Problem(location, message, line)
-
-
-def _strip_union_tags(location: Path, lines: dict[Path, int]) -> Path:
-    """pydantic adds the tried type's name for unions ("overrides.x.bool"): not part of the user's file."""
-    if location not in lines and len(location) > 2 and "overrides" in location:
-        return location[: location.index("overrides") + 2]
-    return location
 
 
 def _fields_at(path: Path) -> list[str]:
