@@ -324,7 +324,11 @@ async def test_evidence_is_kept_unless_forced_or_too_little(world: World) -> Non
     [
         (lambda solved, _: rewarded(0.0), pb.TASK_STATE_REJECTED, "oracle never passed: reward 0"),
         (lambda solved, _: rewarded(1.0), pb.TASK_STATE_REJECTED, "doing nothing is rewarded"),
-        (lambda solved, r: rewarded(float(r.attempt_id[-1] != "1")), pb.TASK_STATE_FLAKY, "oracle passed 1 of 2 times"),
+        (
+            lambda solved, r: rewarded(float(r.attempt_id[-1] != "1")),
+            pb.TASK_STATE_FLAKY,
+            "oracle was rewarded 1.0 in 1 of 2 runs",
+        ),
         (lambda solved, _: failed(outcome_pb2.FAILURE_REWARD_MISSING), pb.TASK_STATE_REJECTED, "reward_missing"),
         (lambda solved, _: failed(outcome_pb2.FAILURE_VERIFIER_SETUP), pb.TASK_STATE_NEEDS_PROBE, "verifier_setup"),
         (lambda solved, _: failed(outcome_pb2.FAILURE_SANDBOX_OOM), pb.TASK_STATE_NEEDS_PROBE, "sandbox_oom"),

@@ -2,7 +2,9 @@
 
     NEEDS_PROBE -> EVALUABLE -> TRAINABLE, or REJECTED, or FLAKY
 
-Evidence is compared within one image: the newest one that was probed. Infrastructure failures say nothing about a task.
+Only evidence from the newest probed image counts. There the latest oracle and the latest nop decide, so that a
+rejection for what was wrong around the task can be lifted by probing again; but runs of one probe that differ make a
+task flaky for as long as its image stays. Infrastructure failures say nothing about a task.
 """
 
 from __future__ import annotations
@@ -42,39 +44,44 @@ def _conclusive(evidence: Evidence) -> bool:
     return bool(evidence.rewards) or any(not is_infrastructure(failure) for failure in evidence.failures)
 
 
-def _ended(probes: Sequence[Evidence], kind: EvidenceKind) -> bool:
-    """Whether one probe of this kind went through all its runs."""
-    return any(one.kind is kind and not any(map(is_infrastructure, one.failures)) for one in probes)
-
-
 def _varies(evidence: Evidence) -> bool:
     return evidence.kind is EvidenceKind.REFERENCE and evidence.token_exact and len(set(evidence.rewards)) > 1
 
 
 def _probe_verdict(probes: Sequence[Evidence]) -> tuple[TaskState, str] | None:
     """None while oracle or nop has not come to an end."""
-    nops = [reward for one in probes if one.kind is EvidenceKind.NOP for reward in one.rewards]
     oracle = [one for one in probes if one.kind is EvidenceKind.ORACLE]
-    rewards = [reward for one in oracle for reward in one.rewards]
-    faults = [failure for one in oracle for failure in one.failures if not is_infrastructure(failure)]
-    passed = sum(reward == FULL_REWARD for reward in rewards)
-    runs = len(rewards) + len(faults)
-    if passed and passed < runs:
-        return TaskState.FLAKY, f"oracle passed {passed} of {runs} times: {_runs(rewards, faults)}"
-    if runs and not passed:
-        return TaskState.REJECTED, f"oracle never passed: {_runs(rewards, faults)}"
-    full = sum(reward == FULL_REWARD for reward in nops)
-    if full and full < len(nops):
-        return TaskState.FLAKY, f"doing nothing was rewarded 1.0 in {full} of {len(nops)} runs"
-    if full:
+    nops = [one for one in probes if one.kind is EvidenceKind.NOP]
+    for one in (*oracle, *nops):
+        passed, runs = _passed(one), _count(one)
+        if 0 < passed < runs:
+            return TaskState.FLAKY, f"{one.kind} was rewarded 1.0 in {passed} of {runs} runs: {_runs(one)}"
+    if oracle and not _passed(oracle[-1]):
+        return TaskState.REJECTED, f"oracle never passed: {_runs(oracle[-1])}"
+    if nops and _passed(nops[-1]):
         return TaskState.REJECTED, "doing nothing is rewarded 1.0: the tests do not test the work"
-    if not (_ended(probes, EvidenceKind.ORACLE) and _ended(probes, EvidenceKind.NOP)):
+    if not (_ended(oracle) and _ended(nops)):
         return None
     return TaskState.EVALUABLE, ""
 
 
-def _runs(rewards: Sequence[float], faults: Sequence[str]) -> str:
-    return ", ".join([*(f"reward {reward:g}" for reward in rewards), *faults])
+def _passed(evidence: Evidence) -> int:
+    return sum(reward == FULL_REWARD for reward in evidence.rewards)
+
+
+def _count(evidence: Evidence) -> int:
+    """Runs that say something about the task."""
+    return len(evidence.rewards) + sum(not is_infrastructure(failure) for failure in evidence.failures)
+
+
+def _ended(probes: Sequence[Evidence]) -> bool:
+    """Whether one of the probes went through all its runs."""
+    return any(not any(map(is_infrastructure, one.failures)) for one in probes)
+
+
+def _runs(evidence: Evidence) -> str:
+    faults = [failure for failure in evidence.failures if not is_infrastructure(failure)]
+    return ", ".join([*(f"reward {reward:g}" for reward in evidence.rewards), *faults])
 
 
 def _last_failure(evidence: Sequence[Evidence]) -> str:
@@ -85,11 +92,10 @@ def _last_failure(evidence: Sequence[Evidence]) -> str:
 
 
 def is_settled(evidence: Sequence[Evidence], state: TaskState, repeats: int) -> bool:
-    """Whether a probe with that many oracle repeats would add nothing to what the newest probed image showed."""
+    """Whether a probe with that many oracle repeats would add nothing."""
     if state in (TaskState.REJECTED, TaskState.FLAKY):
         return True
     if state is TaskState.NEEDS_PROBE:
         return False
-    oracle = [one for one in evidence if one.kind is EvidenceKind.ORACLE and one.rewards]
-    image = oracle[-1].image_digest if oracle else ""
-    return sum(len(one.rewards) for one in oracle if one.image_digest == image) >= repeats
+    oracle = [one for one in evidence if one.kind is EvidenceKind.ORACLE and _conclusive(one)]
+    return bool(oracle) and len(oracle[-1].rewards) >= repeats
