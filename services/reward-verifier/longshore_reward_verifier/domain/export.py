@@ -4,6 +4,7 @@ The archive is the agent's work and hostile: entries that an upload would refuse
 are left out of it. Links that leave the folder are made again by `ln`, so that a virtual environment still grades.
 """
 
+import asyncio
 import io
 import tarfile
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ async def take_state(agent: SandboxAgent, workdir: str, max_bytes: int) -> Expor
     if found.kind != "dir":
         raise InvalidSpec(f"{folder} is {found.kind or 'gone'}, not a folder", field=folder)
     archive = await agent.download(folder, tar=True, max_bytes=max_bytes)
-    tar, links = separate_links(archive, folder)
+    tar, links = await asyncio.to_thread(separate_links, archive, folder)
     return ExportedState(folder, tar, links)
 
 
@@ -56,8 +57,8 @@ async def restore_state(agent: SandboxAgent, state: ExportedState, owner: str) -
 def separate_links(archive: bytes, folder: str) -> tuple[bytes, tuple[tuple[str, str], ...]]:
     """Splits a tar into one with files, folders and inner links, and the links that leave the folder.
 
-    Raises InvalidSpec when it is no tar. Devices, pipes, hard links (the agent sends their content as files) and entries
-    outside the folder are dropped.
+    Blocking. Raises InvalidSpec when it is no tar. Devices, pipes, hard links (the agent sends their content as files)
+    and entries outside the folder are dropped.
     """
     kept, links = io.BytesIO(), []
     try:

@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
-
+from longshore_rollout_worker.clients.http import ConnectionBroken, HttpClient
 from longshore_rollout_worker.domain.model_fault import CONNECTION_LOST
 from longshore_rollout_worker.domain.ports import ModelAnswer, Session
 
@@ -18,12 +17,7 @@ class HttpModels:
     """Implements domain.ports.ModelTransport. timeout_s bounds one call, queueing included."""
 
     def __init__(self, connections: int, timeout_s: float) -> None:
-        self._client = httpx.AsyncClient(
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=connections, keepalive_expiry=60.0),
-            timeout=httpx.Timeout(timeout_s, connect=10.0),
-            # A proxy of the environment must not see prompts, and loopback is not reached through it.
-            trust_env=False,
-        )
+        self._client = HttpClient(connections, timeout_s)
 
     async def send(self, session: Session, request: Mapping[str, Any], resend: int) -> ModelAnswer:
         headers = {"authorization": f"Bearer {session.token}", "content-type": "application/json"}
@@ -31,19 +25,19 @@ class HttpModels:
             headers[RESEND_HEADER] = str(resend)
         content = json.dumps(request, separators=(",", ":")).encode()
         try:
-            answer = await self._client.post(f"{session.base_url}/chat/completions", content=content, headers=headers)
-        except httpx.HTTPError as error:
-            return ModelAnswer(CONNECTION_LOST, {"error": f"{type(error).__name__}: {error}"})
+            answer = await self._client.post(f"{session.base_url}/chat/completions", headers, content)
+        except ConnectionBroken as error:
+            return ModelAnswer(CONNECTION_LOST, {"error": str(error)})
         return ModelAnswer(
-            status=answer.status_code,
-            body=_body(answer.content),
+            status=answer.status,
+            body=_body(answer.body),
             queued_ms=_number(answer.headers.get(QUEUED_HEADER)) or 0.0,
             retry_after_s=_number(answer.headers.get("retry-after")),
         )
 
     async def close(self) -> None:
         """Closes all connections."""
-        await self._client.aclose()
+        await self._client.close()
 
 
 def _body(content: bytes) -> Mapping[str, Any]:
