@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import Result
 
 from longshore.trajectory.v1 import trajectory_pb2
-from longshore_cli.demo.capture import lineage_problems, pick, turn_value
+from longshore_cli.demo.capture import lineage_problems, merge, pick, turn_value
 from longshore_cli.demo.config import DemoConfig, fill_spec, settle_config, write_config
 from longshore_cli.demo.progress import Progress, Stage
 from longshore_cli.demo.runner import clear_home, plan_stages
@@ -189,7 +189,9 @@ def test_a_turn_that_was_encoded_again_is_found() -> None:
 
 
 def test_turns_for_the_trainers_tool() -> None:
-    assert turn_value("a", _turn(1, 0, [1, 2], [3])) == {
+    value = turn_value("a", _turn(1, 0, [1, 2], [3]), Path("/runs/r"))
+    assert value.pop("adapter_dir") == "/runs/r/v4"
+    assert value == {
         "attempt_id": "a",
         "turn": 1,
         "version": 4,
@@ -198,6 +200,27 @@ def test_turns_for_the_trainers_tool() -> None:
         "logprobs": [-0.5],
         "temperature": 0.5,
     }
+
+
+def _answer(ok: bool, **versions: float) -> dict[str, Any]:
+    return {
+        "ok": ok,
+        "versions": {n: {"turns": 2, "tokens": 9, "max_abs_difference": d} for n, d in versions.items()},
+    }
+
+
+def test_the_checks_answers_are_one_result() -> None:
+    merged = merge([_answer(True, base=2e-6, v10=4e-6), _answer(True, v10=5e-6, v2=1e-6)], [])
+    assert merged["ok"]
+    assert [(v["version"], v["turns"], v["max_abs_diff"]) for v in merged["by_version"]] == [
+        (0, 2, 2e-6),
+        (2, 2, 1e-6),
+        (10, 4, 5e-6),
+    ]
+    assert (merged["turns"], merged["tokens"], merged["max_abs_diff"]) == (8, 36, 5e-6)
+    assert not merge([_answer(True, v1=0.0), _answer(False, v1=1.0)], [])["ok"]
+    assert not merge([_answer(True, v1=0.0)], ["turn 1 was encoded again"])["ok"]
+    assert not merge([], [])["ok"]
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(2, 8))

@@ -46,16 +46,19 @@ def lineage_problems(attempt_id: str, turns: Sequence[Any]) -> list[str]:
     return problems
 
 
-def turn_value(attempt_id: str, turn: Any) -> dict[str, Any]:
-    """One turn for the trainer's tool."""
+def turn_value(attempt_id: str, turn: Any, checkpoints: Path) -> dict[str, Any]:
+    """One turn for the trainer's tool; the ids beside it are for people."""
+    version = turn.versions[0].version
     return {
         "attempt_id": attempt_id,
         "turn": turn.turn,
-        "version": turn.versions[0].version,
+        "version": version,
         "prompt_ids": list(turn.prompt_ids),
         "completion_ids": list(turn.completion_ids),
         "logprobs": list(turn.logprobs),
         "temperature": turn.sampling.temperature,
+        # Version 0 is the base itself.
+        "adapter_dir": str(checkpoints / f"v{version}") if version else None,
     }
 
 
@@ -78,7 +81,7 @@ async def _sealed(stub: Any, run_id: str) -> dict[int, list[str]]:
             return found
 
 
-async def _sample(stub: Any, run_id: str) -> tuple[list[dict[str, Any]], list[str]]:
+async def _sample(stub: Any, run_id: str, checkpoints: Path) -> tuple[list[dict[str, Any]], list[str]]:
     from longshore.trajectory.v1 import trajectory_pb2
 
     by_version = await _sealed(stub, run_id)
@@ -95,41 +98,61 @@ async def _sample(stub: Any, run_id: str) -> tuple[list[dict[str, Any]], list[st
                 if t.lease_epoch == answer.attempt.epoch and t.status == trajectory_pb2.TURN_STATUS_OK and t.versions
             ]
             problems += lineage_problems(attempts[index], live)
-            turns += [turn_value(attempts[index], turn) for turn in live if turn.completion_ids]
+            turns += [turn_value(attempts[index], turn, checkpoints) for turn in live if turn.completion_ids]
     return turns, problems
 
 
-def policy_folder(home: Home, run_id: str, version: int) -> Path:
-    """Where the trainer wrote a version."""
-    return home.path / "checkpoints" / run_id / f"v{version}"
-
-
-async def check_capture(home: Home, run_id: str, report: dict[str, Any], trajectory: Any) -> dict[str, Any]:
+async def check_capture(home: Home, run_id: str, trajectory: Any) -> dict[str, Any]:
     """The report's `capture_check`.
 
     Raises:
         CliError: the check itself could not run.
     """
-    turns, problems = await _sample(trajectory, run_id)
+    checkpoints = home.path / "checkpoints" / run_id
+    turns, problems = await _sample(trajectory, run_id, checkpoints)
     if not turns:
         return {"ok": False, "turns": 0, "tokens": 0, "problems": ["no captured turn of a scored attempt was found"]}
-    versions = sorted({turn["version"] for turn in turns})
-    request = {
-        "tolerance": TOLERANCE,
-        "model_dir": str(policy_folder(home, run_id, 0)),
-        "policies": {str(v): str(policy_folder(home, run_id, v)) for v in versions},
-        "turns": turns,
-    }
+    results = [
+        await _compare(home, checkpoints, temperature, [t for t in turns if t["temperature"] == temperature])
+        for temperature in sorted({turn["temperature"] for turn in turns})
+    ]
+    return merge(results, problems)
+
+
+async def _compare(home: Home, checkpoints: Path, temperature: float, turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Runs the trainer's tool; it takes one temperature at a time."""
+    request = {"model_dir": str(checkpoints / "v0"), "temperature": temperature, "turns": turns}
     file = home.path / "capture-check-input.json"
     await asyncio.to_thread(file.write_text, json.dumps(request))
-    found = await _run_tool(file, home)
-    problems += [str(p) for p in found.pop("problems", [])]
-    ok = bool(found.pop("ok", False)) and not problems
-    return {"ok": ok, **found, "prompts_extend_parents": not problems, "problems": problems}
+    return await _run_tool(file, home)
+
+
+def merge(results: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str, Any]:
+    """The tool's answers, one per temperature, as one result; `ok` wants all of them and no lineage problem."""
+    by_version: dict[int, dict[str, Any]] = {}
+    for result in results:
+        for name, found in result["versions"].items():
+            version = 0 if name == "base" else int(name.removeprefix("v"))
+            row = by_version.setdefault(version, {"version": version, "turns": 0, "tokens": 0, "max_abs_diff": 0.0})
+            row["turns"] += found["turns"]
+            row["tokens"] += found["tokens"]
+            row["max_abs_diff"] = max(row["max_abs_diff"], found["max_abs_difference"])
+    rows = [by_version[version] for version in sorted(by_version)]
+    return {
+        "ok": bool(results) and all(result["ok"] for result in results) and not problems,
+        "turns": sum(row["turns"] for row in rows),
+        "tokens": sum(row["tokens"] for row in rows),
+        "tolerance": TOLERANCE,
+        "max_abs_diff": max((row["max_abs_diff"] for row in rows), default=0.0),
+        "later_prompts_extend_earlier_turns": not problems,
+        "by_version": rows,
+        "problems": list(problems),
+    }
 
 
 async def _run_tool(file: Path, home: Home) -> dict[str, Any]:
     command = [sys.executable, "-m", "longshore_trainer.capture_check", "--input", str(file), "-o", "json"]
+    command += ["--tolerance", str(TOLERANCE)]
     process = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE,

@@ -169,7 +169,7 @@ async def _conclude(
 
     report = await fetch_report(channel, run_id)
     progress.begin("check", "comparing captured turns with a fresh forward pass")
-    report["capture_check"] = await check_capture(home, run_id, report, trajectory)
+    report["capture_check"] = await check_capture(home, run_id, trajectory)
     check = report["capture_check"]
     progress.end("check", f"{check.get('turns')} turns {'agree' if check.get('ok') else 'DO NOT AGREE'}")
     progress.begin("report", "writing")
