@@ -23,7 +23,7 @@ from longshore_common.log import get_logger
 from longshore_inference_gateway import metrics
 from longshore_inference_gateway.api.http import DataPort
 from longshore_inference_gateway.api.servicer import SERVICE, GatewayServicer
-from longshore_inference_gateway.clients.external_engine import ExternalEngines
+from longshore_inference_gateway.clients.external_engine import ExternalEngines, Watch
 from longshore_inference_gateway.clients.local_engine import LocalEngineLauncher, LocalEngineSettings
 from longshore_inference_gateway.clients.trajectory import TrajectoryClient
 from longshore_inference_gateway.clients.weights_folder import FolderWeights
@@ -120,7 +120,7 @@ def _launcher(settings: Settings, clock: Clock) -> LocalEngineLauncher | Externa
             connect_timeout_s=settings.engine_connect_timeout_s,
             call_timeout_s=settings.engine_call_timeout_s,
             admin_timeout_s=settings.engine_admin_timeout_s,
-            dead_after_s=settings.engine_dead_after_s,
+            watch=Watch(settings.engine_probe_s, settings.engine_dead_after_s),
         )
     data_dir = settings.data_dir.absolute()
     return LocalEngineLauncher(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from longshore_common.settings import ServiceSettings, service_config
 
 
@@ -58,6 +60,9 @@ class Settings(ServiceSettings):
     engine_dead_after_s: float = 60.0
     """Seconds without a good health answer after which an external engine counts as lost: busy ones answer late."""
 
+    engine_probe_s: float = 2.0
+    """Seconds between health questions to external engines; local ones are watched as processes."""
+
     engine_mode: EngineMode = EngineMode.LOCAL
     """local: vLLM as a child on this machine's CPUs. external: engine_addresses."""
 
@@ -85,7 +90,7 @@ class Settings(ServiceSettings):
     engine_max_loras: int = 2
     """LoRA versions in one engine step; slots in the weights."""
 
-    engine_max_cpu_loras: int = 8
+    engine_max_cpu_loras: int = Field(default=8, ge=2)
     """LoRA versions that an engine holds; more than engine_max_loras are swapped in as calls need them."""
 
     engine_max_lora_rank: int = 16

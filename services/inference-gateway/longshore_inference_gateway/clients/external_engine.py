@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from longshore_common.clock import Clock
 from longshore_common.errors import LongshoreError, Unavailable
 from longshore_inference_gateway.clients.vllm import VllmClient
 
-_POLL_S = 2.0
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How often health is asked for, and after how long without a good answer an engine counts as lost; seconds."""
+
+    interval_s: float
+    dead_after_s: float
 
 
 class ExternalEngine:
     """An engine at an address."""
 
     def __init__(
-        self, engine_id: str, address: str, client: VllmClient, context_length: int, clock: Clock, dead_after_s: float
+        self, engine_id: str, address: str, client: VllmClient, context_length: int, clock: Clock, watch: Watch
     ) -> None:
         self.engine_id = engine_id
         self.address = address
@@ -21,17 +29,17 @@ class ExternalEngine:
         self.client = client
         self.context_length = context_length
         self._clock = clock
-        self._dead_after_s = dead_after_s
+        self._watch = watch
 
     async def wait_failed(self) -> str:
-        """Returns once health has been failing for dead_after_s: a busy engine answers late, a dead one never."""
+        """Returns once health has been failing for too long: a busy engine answers late, a dead one never."""
         last_good = self._clock.monotonic()
         while True:
-            await self._clock.sleep(_POLL_S)
+            await self._clock.sleep(self._watch.interval_s)
             now = self._clock.monotonic()
             if await self.client.healthy():
                 last_good = now
-            elif now - last_good >= self._dead_after_s:
+            elif now - last_good >= self._watch.dead_after_s:
                 return f"{self.address} has not been healthy for {now - last_good:.0f} s"
 
     async def stop(self) -> None:
@@ -52,7 +60,7 @@ class ExternalEngines:
         connect_timeout_s: float,
         call_timeout_s: float,
         admin_timeout_s: float,
-        dead_after_s: float,
+        watch: Watch,
     ) -> None:
         self._addresses = addresses
         self._clock = clock
@@ -61,7 +69,7 @@ class ExternalEngines:
             "call_timeout_s": call_timeout_s,
             "admin_timeout_s": admin_timeout_s,
         }
-        self._dead_after_s = dead_after_s
+        self._watch = watch
         self.size = len(addresses)
         self.max_adapters = max_adapters
         self.max_rank = max_rank
@@ -85,7 +93,7 @@ class ExternalEngines:
                 f"engine {address} serves {', '.join(names) or 'nothing'}; "
                 f"start it with --served-model-name {base_name}"
             )
-        return ExternalEngine(f"engine-{index + 1}", address, client, length, self._clock, self._dead_after_s)
+        return ExternalEngine(f"engine-{index + 1}", address, client, length, self._clock, self._watch)
 
     async def close(self) -> None:
         """Nothing is prepared."""

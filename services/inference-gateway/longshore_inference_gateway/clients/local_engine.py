@@ -13,7 +13,7 @@ from pathlib import Path
 
 from longshore_common.child import Child, spawn
 from longshore_common.clock import Clock
-from longshore_common.errors import InvalidSpec, Unavailable
+from longshore_common.errors import Internal, InvalidSpec
 from longshore_common.log import get_logger
 from longshore_inference_gateway.clients.vllm import VllmClient
 
@@ -92,7 +92,7 @@ class LocalEngineLauncher:
         """An engine that is ready.
 
         Raises:
-            Unavailable: it ended or was not ready in time; the message holds the end of its log.
+            Internal: it ended or was not ready in time; the message holds the end of its log.
         """
         started = self._clock.monotonic()
         standby, self._standby = self._standby, None
@@ -181,13 +181,12 @@ class LocalEngineLauncher:
         while not await client.healthy():
             now = self._clock.monotonic()
             if child.returncode is not None:
-                raise Unavailable(
+                raise Internal(
                     f"the engine for {base_name} ended with status {child.returncode} while starting; "
-                    f"its log {child.log_path} ends: {_last_lines(child)}",
-                    retryable=False,
+                    f"its log {child.log_path} ends: {_last_lines(child)}"
                 )
             if now - started > self._settings.start_timeout_s:
-                raise Unavailable(
+                raise Internal(
                     f"the engine for {base_name} was not ready after {self._settings.start_timeout_s:g} s; "
                     f"its log {child.log_path} ends: {_last_lines(child)}"
                 )

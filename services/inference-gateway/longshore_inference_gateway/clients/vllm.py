@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from longshore_common.errors import InvalidSpec, LongshoreError, Unavailable
+from longshore_common.errors import Internal, InvalidSpec, LongshoreError, Unavailable
 from longshore_inference_gateway.domain.models import Generated, GenerateRequest, Reason
 
 _GENERATE = "/inference/v1/generate"
@@ -73,14 +73,14 @@ class VllmClient:
         status, raw = await self._post("/v1/load_lora_adapter", body, self._admin_timeout)
         if status == 200 or name in (await self.served_names())[0]:
             return
-        raise self._refused(status, raw)
+        raise self._failed(f"load adapter {name}", status, raw)
 
     async def unload_adapter(self, name: str) -> None:
         """Unloads; absent: a no-op."""
         body = json.dumps({"lora_name": name}).encode()
         status, raw = await self._post("/v1/unload_lora_adapter", body, self._admin_timeout)
         if status not in (200, 404) and name in (await self.served_names())[0]:
-            raise self._refused(status, raw)
+            raise self._failed(f"unload adapter {name}", status, raw)
 
     async def served_names(self) -> tuple[list[str], int]:
         """Model names and the context length."""
@@ -127,6 +127,10 @@ class VllmClient:
         if 400 <= status < 500:
             return InvalidSpec(f"engine at {self._address} refused the request ({status}): {message}", field="engine")
         return self._lost(f"status {status}: {message}")
+
+    def _failed(self, what: str, status: int, raw: bytes) -> Internal:
+        # Not Unavailable: callers' channels would repeat it at once, to the same end.
+        return Internal(f"engine at {self._address} cannot {what} ({status}): {raw[:500].decode(errors='replace')}")
 
     def _json(self, raw: bytes) -> dict[str, Any]:
         try:

@@ -54,7 +54,7 @@ class ServingSet:
         """Starts every engine of the set.
 
         Raises:
-            Unavailable: one does not start; then none is left running.
+            Internal, Unavailable: one does not start; then none is left running.
         """
         self.pool.slots = [EngineSlot(index) for index in range(self._launcher.size)]
         results = await asyncio.gather(*(self._launch(slot) for slot in self.pool.slots), return_exceptions=True)
@@ -87,7 +87,7 @@ class ServingSet:
         """Loads an adapter on every engine of the set, or on none; gives their number.
 
         Raises:
-            Unavailable, InvalidSpec: an engine failed; where it was loaded it is unloaded again.
+            Internal, Unavailable: an engine failed; where it was loaded it is unloaded again.
         """
         async with self._changing:
             handles = self._ready_handles()

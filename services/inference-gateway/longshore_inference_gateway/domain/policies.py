@@ -138,7 +138,7 @@ class Policies:
             Conflict: older incarnation, older version, or other content under the same version.
             InvalidSpec: the weights cannot be served, or are not those of the digest.
             NotFound: the alias has no version 0 yet.
-            Unavailable: an engine did not load it; it was undone.
+            Internal, Unavailable: an engine did not load it; it was undone.
         """
         started = self._clock.monotonic()
         alias = self._alias_for(request)

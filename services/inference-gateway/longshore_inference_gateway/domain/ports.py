@@ -152,7 +152,7 @@ class EngineLauncher(Protocol):
         """Engine number index of the set, ready and serving base_name.
 
         Raises:
-            Unavailable: it does not start; the message holds the last lines of its log.
+            Internal, Unavailable: it does not start; the message holds the last lines of its log.
         """
         ...
 
