@@ -101,6 +101,7 @@ def _upload_tar(path: str, replace: bool, data: int) -> dict[str, Any]:
     if path == "/" and replace:
         raise Refused("invalid", "the root folder cannot be replaced")
     with os.fdopen(os.dup(data), "rb") as source:
+        source.seek(0)  # The writer shares the offset.
         members, tar = _checked_members(source)
         _refuse_links_below(path, replace, members)
         folder = os.path.dirname(path)
