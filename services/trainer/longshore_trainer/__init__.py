@@ -1,1 +1,1 @@
-"""The trainer of Longshore: one DeepSpeed job per run. It takes sealed groups, updates the policy, writes checkpoints and publishes versions."""
+"""The trainer: one DeepSpeed job per run takes sealed groups, updates the policy and publishes versions."""

@@ -1,4 +1,6 @@
-"""A tiny Qwen2 model with its own tokenizer, for laptops and tests: `python -m longshore_trainer.tiny_model --out DIR --corpus FILE`.
+"""A tiny Qwen2 model with its own tokenizer, for laptops and tests.
+
+`python -m longshore_trainer.tiny_model --out DIR --corpus FILE [--vocab 500] [--seed 1]`
 
 Byte-level BPE with GPT-2's split, trained on the demonstrations' texts; weights random, the same for the same seed.
 """
@@ -114,7 +116,9 @@ def build(out: Path, corpus: Path, vocab: int, seed: int) -> dict[str, Any]:
     if not corpus.is_file():
         raise InvalidSpec(f"{corpus} does not exist", field="corpus")
     if vocab < 256 + len(SPECIAL_TOKENS):
-        raise InvalidSpec(f"vocab must be at least {256 + len(SPECIAL_TOKENS)} (bytes and special tokens)", field="vocab")
+        raise InvalidSpec(
+            f"vocab must be at least {256 + len(SPECIAL_TOKENS)} (bytes and special tokens)", field="vocab"
+        )
     tokenizer = train_tokenizer(read_texts(corpus), vocab)
     out.parent.mkdir(parents=True, exist_ok=True)
     parameters = write_model(out, tokenizer, seed)

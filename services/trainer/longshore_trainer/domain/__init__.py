@@ -1,1 +1,1 @@
-"""Algorithms and their configuration: pure functions over explicit arrays. No grpc, no files, no clock, no environment."""
+"""Algorithms and their configuration: pure functions over arrays. No grpc, files, clock or environment."""

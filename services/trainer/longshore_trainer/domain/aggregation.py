@@ -1,4 +1,4 @@
-"""Token weights: the loss of an optimizer step is sum(weight * token loss), whatever the split over ranks and micro-batches."""
+"""Token weights: an optimizer step's loss is sum(weight * token loss), however ranks and micro-batches split it."""
 
 import numpy as np
 from numpy.typing import NDArray

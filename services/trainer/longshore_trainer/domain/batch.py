@@ -93,13 +93,17 @@ class BatchStatistics:
 
 
 def check_segment(segment: Segment, attempt_id: str) -> None:
-    """Raises InvalidSpec when the arrays disagree, the first token is to be trained, or a sampled token has no version."""
+    """Raises InvalidSpec: arrays disagree, the first token is to be trained, or a sampled token has no version."""
     length = segment.token_ids_T.size
     sizes = {segment.loss_mask_T.size, segment.logprobs_T.size, segment.versions_T.size}
     if sizes != {length} or length == 0:
-        raise InvalidSpec(f"attempt {attempt_id}: a segment's arrays have lengths {sorted(sizes | {length})}", field="segments")
+        raise InvalidSpec(
+            f"attempt {attempt_id}: a segment's arrays have lengths {sorted(sizes | {length})}", field="segments"
+        )
     if segment.loss_mask_T[0]:
-        raise InvalidSpec(f"attempt {attempt_id}: the first token of a segment cannot be a sampled one", field="loss_mask")
+        raise InvalidSpec(
+            f"attempt {attempt_id}: the first token of a segment cannot be a sampled one", field="loss_mask"
+        )
     if ((segment.versions_T >= 0) != segment.loss_mask_T).any():
         raise InvalidSpec(f"attempt {attempt_id}: versions and loss mask name different tokens", field="versions")
 

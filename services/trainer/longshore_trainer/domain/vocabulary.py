@@ -39,7 +39,7 @@ class KlEstimator(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """How token losses of one optimizer step become one number. Denominators are global: over ranks and micro-batches."""
+    """How token losses of an optimizer step become one number; denominators span ranks and micro-batches."""
 
     TOKEN_MEAN = "token_mean"
     """Every trained token weighs the same."""

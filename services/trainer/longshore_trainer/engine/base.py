@@ -14,7 +14,7 @@ from longshore_trainer.domain.batch import Example
 
 @dataclass(frozen=True)
 class ForwardInputs:
-    """A right-padded micro-batch. Causal attention never lets a token see the padding behind it, so it needs no mask."""
+    """A right-padded micro-batch. Causal attention never sees the padding behind a token: no mask is needed."""
 
     input_ids_B_T: Tensor
     positions_N: Tensor

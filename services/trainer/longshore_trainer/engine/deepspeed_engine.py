@@ -104,5 +104,3 @@ def deepspeed_config(hp: OptimizerHyperparameters, ranks: int, zero_stage: int) 
         "steps_per_print": 10**9,
         "checkpoint": {"tag_validation": "Ignore"},
     }
-
-

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 
-class PolicyModule(nn.Module):
+class PolicyModule(nn.Module):  # type: ignore[misc]  # torch is not followed
     """Wraps a causal language model; computes its head only at the positions that are trained."""
 
     def __init__(self, model: nn.Module, temperature: float, *, entropy: bool, entropy_gradient: bool, autocast: bool):

@@ -40,7 +40,7 @@ class Ranks:
             payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if payload.numel():
             dist.broadcast(payload, src=0)
-        return payload.numpy().tobytes()
+        return bytes(payload.numpy().tobytes())
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over ranks, in place."""
@@ -101,3 +101,8 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def threads_per_rank() -> int:
+    """The cores this process may use, shared between the ranks of this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -72,7 +72,10 @@ class TorchEngine:
     def save_state(self, folder: Path) -> None:
         if not self._ranks.is_main:
             return
-        save_file({name: w.detach().contiguous() for name, w in self._policy.trainable().items()}, folder / "weights.safetensors")
+        save_file(
+            {name: w.detach().contiguous() for name, w in self._policy.trainable().items()},
+            folder / "weights.safetensors",
+        )
         torch.save(self._optimizer.state_dict(), folder / "optimizer.pt")
         torch.save(torch.get_rng_state(), folder / "rng.pt")
 

@@ -88,16 +88,18 @@ class CheckpointStore:
         return (self._root / stored.path).absolute()
 
     @contextmanager
-    def staging(self, step: int) -> Iterator[Path]:
-        """An empty folder for a checkpoint in the making; removed at the end, whatever happens."""
+    def staging(self, step: int, *, owner: bool) -> Iterator[Path]:
+        """A folder for a checkpoint in the making. Its owner, rank 0, makes it and removes it, whatever happens."""
         path = self._root / f".tmp-s{step}-i{self._incarnation}"
-        shutil.rmtree(path, ignore_errors=True)
         try:
             with disk_errors(self._root):
-                path.mkdir(parents=True)
+                if owner:
+                    shutil.rmtree(path, ignore_errors=True)
+                    path.mkdir(parents=True)
                 yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            if owner:
+                shutil.rmtree(path, ignore_errors=True)
 
     def adopt_policy(self, staged: Path, version: int) -> StoredFolder:
         """Moves a complete folder to its place, durably."""
@@ -172,7 +174,7 @@ def disk_errors(where: Path) -> Iterator[None]:
         yield
     except LongshoreError:
         raise
-    except Exception as error:  # noqa: BLE001 - torch and safetensors wrap ENOSPC in their own exception types
+    except Exception as error:
         if not is_disk_full(error):
             raise
         raise QuotaExceeded(f"no space left under {where}: free some and resume the run", which="disk") from error

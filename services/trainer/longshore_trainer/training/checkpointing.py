@@ -1,11 +1,10 @@
 """Writing and reading a checkpoint with all ranks: the order that makes it count only when it is whole."""
 
+from longshore_common.digests import digest, tree_digest
 from longshore_trainer.domain.job import Job
 from longshore_trainer.engine.base import UpdateEngine
 from longshore_trainer.engine.ranks import Ranks
 from longshore_trainer.store.checkpoints import CheckpointStore, Manifest
-
-from longshore_common.digests import digest, tree_digest
 
 
 def config_digest(job: Job) -> str:
@@ -25,15 +24,14 @@ def config_digest(job: Job) -> str:
 def write_checkpoint(
     store: CheckpointStore, engine: UpdateEngine, ranks: Ranks, draft: Manifest, *, with_policy: bool, keep: int
 ) -> Manifest:
-    """Policy folder, state folder, then the manifest; returns the manifest as written (on every rank: the draft's step).
+    """Policy folder, state folder, then the manifest; returns it with policy, state and digest filled in (rank 0).
 
-    The draft's policy, state and weights digest are filled in here. Raises QuotaExceeded("disk") on a full disk:
+    Raises QuotaExceeded("disk") on a full disk:
     nothing half-written stays, and the manifest before is still good.
     """
     digest_here = engine.weights_digest()
     ranks.check_equal(digest_here, f"weights after step {draft.step}")
-    with store.staging(draft.step) as staging:
-        ranks.barrier()
+    with store.staging(draft.step, owner=ranks.is_main) as staging:
         state = staging / "state"
         if ranks.is_main:
             state.mkdir()

@@ -9,5 +9,7 @@ EPSILON = 1e-6
 
 def grpo(rewards_G: NDArray[np.float64], *, std: bool = True) -> NDArray[np.float64]:
     """(r - mean) / (std + 1e-6) with ddof 1, shape (G,), G >= 2; with `std` off only r - mean (Dr. GRPO)."""
-    centred_G = rewards_G - rewards_G.mean()
-    return centred_G / (rewards_G.std(ddof=1) + EPSILON) if std else centred_G
+    advantages_G: NDArray[np.float64] = rewards_G - rewards_G.mean()
+    if std:
+        advantages_G /= rewards_G.std(ddof=1) + EPSILON
+    return advantages_G

@@ -7,4 +7,5 @@ from numpy.typing import NDArray
 def rloo(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
     """r - mean of the other rewards of the group, shape (G,), G >= 2."""
     count = rewards_G.size
-    return (rewards_G - rewards_G.mean()) * count / (count - 1)
+    leave_one_out_G: NDArray[np.float64] = (rewards_G - rewards_G.mean()) * count / (count - 1)
+    return leave_one_out_G
