@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 TEXTS = tuple(
     f"{stem}.txt" for stem in ("data", "notes", "poem", "story", "menu", "diary", "letter", "song", "page", "draft")
 )
-TABLES = tuple(f"{stem}.csv" for stem in ("data", "sales", "stock", "users", "prices", "cities", "trips", "teams"))
+TABLES = tuple(f"{name.removesuffix('.txt')}.csv" for name in TEXTS)
 OUTPUTS = ("answer.txt", "out.txt", "result.txt", "final.txt", "report.txt", "saved.txt")
 FOLDERS = ("src", "logs", "docs", "old", "temp", "bin", "lib", "work")
 SCRIPTS = tuple(f"{stem}.sh" for stem in ("run", "start", "stop", "build", "check", "clean", "setup", "test"))
