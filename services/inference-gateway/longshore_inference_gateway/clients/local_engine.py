@@ -154,6 +154,7 @@ class LocalEngineLauncher:
 
     def _arguments(self, base_name: str, model_dir: Path, port: int) -> list[str]:
         settings = self._settings
+        context = min(settings.max_model_len, _positions(model_dir))
         return [
             *("--model", str(model_dir)),
             *("--served-model-name", base_name),
@@ -166,9 +167,12 @@ class LocalEngineLauncher:
             *("--max-loras", str(settings.max_loras)),
             *("--max-cpu-loras", str(settings.max_cpu_loras)),
             *("--max-lora-rank", str(settings.max_lora_rank)),
-            *("--max-model-len", str(min(settings.max_model_len, _positions(model_dir)))),
+            *("--max-model-len", str(context)),
             *("--max-num-seqs", str(settings.max_num_seqs)),
-            *("--max-num-batched-tokens", str(settings.max_num_batched_tokens)),
+            # A chunked prefill of a call with a seed kills vLLM's engine core on the CPU ("CPU Generator does not use
+            # offset"); prompts are short here, and whole ones fit.
+            "--no-enable-chunked-prefill",
+            *("--max-num-batched-tokens", str(max(settings.max_num_batched_tokens, context))),
             *("--logprobs-mode", "processed_logprobs"),
             *("--generation-config", "vllm"),
             "--enable-scale-out",
