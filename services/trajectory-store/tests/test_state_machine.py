@@ -60,8 +60,8 @@ class History(RuleBasedStateMachine):
         names = sorted(self.epochs)
         return names[number % len(names)]
 
-    @rule(size=st.integers(1, 3), refill=st.booleans(), eval_=st.integers(0, 4))
-    def create(self, size: int, refill: bool, eval_: int) -> None:
+    @rule(size=st.integers(1, 3), refill=st.booleans(), eval_=st.integers(0, 4), play=st.booleans())
+    def create(self, size: int, refill: bool, eval_: int, play: bool) -> None:
         name = f"g{len(self.sizes)}"
         purpose = Purpose.EVAL if eval_ == 0 else Purpose.TRAIN
         step = self.manifest[0] + 1
@@ -72,6 +72,8 @@ class History(RuleBasedStateMachine):
         )
         self.sizes[name] = size
         self.epochs.update({f"{name}-{i}": 0 for i in range(size)})
+        if play:
+            self.play(name)
 
     @precondition(lambda self: self.epochs)
     @rule(number=pick, delta=st.integers(-1, 1))
@@ -132,7 +134,9 @@ class History(RuleBasedStateMachine):
     @rule(number=pick)
     def run_group(self, number: int) -> None:
         """All open attempts of a group play one turn and are scored, so that histories get to the trainer often."""
-        group_id = sorted(self.sizes)[number % len(self.sizes)]
+        self.play(sorted(self.sizes)[number % len(self.sizes)])
+
+    def play(self, group_id: str) -> None:
         for name in [f"{group_id}-{i}" for i in range(self.sizes[group_id])]:
             if name in self.closed:
                 continue
@@ -190,6 +194,15 @@ class History(RuleBasedStateMachine):
             self.do(self.store.commit_batch("run", self.incarnation, self.manifest[0], self.batch[0]))
         self.batch = None
         event(f"committed step {self.manifest[0]}")
+
+    @precondition(lambda self: self.batch is None)
+    @rule(max_staleness=st.integers(0, 1))
+    def train_step(self, max_staleness: int) -> None:
+        """A whole step, so that versions move on while groups wait."""
+        self.take(1, max_staleness)
+        if self.batch is not None:
+            self.write_manifest()
+            self.commit(False)
 
     @rule()
     def crash_and_resume(self) -> None:
@@ -255,7 +268,7 @@ def run(url: str, examples: int, prepare) -> None:
     quiet = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     bounded = settings(
         max_examples=examples,
-        stateful_step_count=30,
+        stateful_step_count=40,
         deadline=None,
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=quiet,
@@ -273,8 +286,8 @@ def test_histories_on_sqlite(sqlite_template: Path) -> None:
                 (Path(folder) / name).unlink(missing_ok=True)
             shutil.copy(sqlite_template, path)
 
-        run(f"sqlite+aiosqlite:///{path}", 15, prepare)
+        run(f"sqlite+aiosqlite:///{path}", 12, prepare)
 
 
 def test_histories_on_postgres(postgres_url: str) -> None:
-    run(postgres_url, 5, lambda: asyncio.run(empty(postgres_url)))
+    run(postgres_url, 4, lambda: asyncio.run(empty(postgres_url)))
