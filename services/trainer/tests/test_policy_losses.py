@@ -23,7 +23,7 @@ def inputs(ratios: list[float], advantages: list[float], mask: list[bool] | None
 
 
 def losses(values: Tensor) -> list[float]:
-    return [float(value) for value in values]
+    return [float(value) for value in values.detach()]
 
 
 def test_every_loss_is_registered() -> None:
