@@ -1,6 +1,8 @@
-"""python -m longshore_reward_verifier"""
+"""`python -m longshore_reward_verifier`."""
+
+import sys
 
 from longshore_reward_verifier.main import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,20 +1,11 @@
-"""Starts the reward verifier alone: settings, logging, bootstrap, serve."""
+"""Entry point of `python -m longshore_reward_verifier`."""
 
-import asyncio
-
-from longshore_common.app import serve_until_signal
-from longshore_common.log import configure
-from longshore_reward_verifier.bootstrap import build
-from longshore_reward_verifier.settings import Settings
+from longshore_common.service import run_service
 
 
-async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT."""
-    await serve_until_signal(await build(settings))
+def main() -> int:
+    """Runs the service until a signal; see `run_service` for exit statuses."""
+    from longshore_reward_verifier.bootstrap import build
+    from longshore_reward_verifier.settings import Settings
 
-
-def main() -> None:
-    """Entry point of `python -m longshore_reward_verifier`."""
-    settings = Settings()  # type: ignore[call-arg]  # read from the environment
-    configure(settings.log_level, settings.log_json)
-    asyncio.run(serve(settings))
+    return run_service("reward-verifier", Settings, build)

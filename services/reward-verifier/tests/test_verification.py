@@ -327,7 +327,7 @@ async def test_a_removed_working_folder_still_runs_the_tests(kit: Any) -> None:
 async def test_a_verifier_user_can_write_the_reward(kit: Any) -> None:
     bench = kit.bench(kit.rewards("1"), task=kit.task(verifier_user="tester"))
     await bench.verify()
-    assert bench.agent.requests[0]["command"] == ["/bin/chmod", "0777", "/logs/verifier"]
+    assert bench.agent.requests[0]["command"] == ["chmod", "0777", "/logs/verifier"]
     assert bench.agent.requests[1]["user"] == "tester"
 
 
@@ -335,7 +335,7 @@ async def test_an_agent_user_owns_its_exported_folder(kit: Any) -> None:
     bench = kit.bench(kit.hangs(), kit.rewards("1"), task=kit.task(agent_user="dev"))
     await bench.verify()
     assert bench.scheduler.claimed["fresh-0"].requests[0]["command"] == [
-        "/bin/chown", "-R", "--no-dereference", "dev", "/app",
+        "chown", "-R", "--no-dereference", "dev", "/app",
     ]  # fmt: skip
 
 

@@ -1,6 +1,8 @@
-"""python -m longshore_rollout_worker"""
+"""`python -m longshore_rollout_worker`."""
+
+import sys
 
 from longshore_rollout_worker.main import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

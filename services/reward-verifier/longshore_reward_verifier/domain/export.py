@@ -49,9 +49,9 @@ async def restore_state(agent: SandboxAgent, state: ExportedState, owner: str) -
     await agent.upload(state.folder, state.tar, tar=True, replace=True)
     for start in range(0, len(state.links), _LINKS_PER_COMMAND):
         pairs = [part for link in state.links[start : start + _LINKS_PER_COMMAND] for part in link]
-        await agent.exec(["/bin/sh", "-c", _LINK_SCRIPT, "sh", *pairs], timeout_s=60, cwd="/")
+        await agent.exec(["sh", "-c", _LINK_SCRIPT, "sh", *pairs], timeout_s=60, cwd="/")
     if owner not in ("", "root", "0"):
-        await agent.exec(["/bin/chown", "-R", "--no-dereference", owner, state.folder], timeout_s=60, cwd="/")
+        await agent.exec(["chown", "-R", "--no-dereference", owner, state.folder], timeout_s=60, cwd="/")
 
 
 def separate_links(archive: bytes, folder: str) -> tuple[bytes, tuple[tuple[str, str], ...]]:

@@ -103,7 +103,7 @@ class Grader:
         await agent.upload(TESTS_DIR, task.tests_tar, tar=True, replace=True)
         await agent.upload(VERIFIER_LOGS, EMPTY_TAR, tar=True, replace=True)
         if task.spec.verifier_user not in ("", "root", "0"):
-            await agent.exec(["/bin/chmod", "0777", VERIFIER_LOGS], timeout_s=30, cwd="/")
+            await agent.exec(["chmod", "0777", VERIFIER_LOGS], timeout_s=30, cwd="/")
         if not task.spec.workdir:
             return ""
         # The agent may have removed its own folder: the tests still run, and decide.
