@@ -22,7 +22,7 @@ from longshore_trajectory_store.domain.attempts import AttemptState, Purpose
 from longshore_trajectory_store.domain.batches import TakeRequest
 from longshore_trajectory_store.domain.groups import GroupState
 from longshore_trajectory_store.domain.outcomes import Discarded, DiscardReason
-from longshore_trajectory_store.store.protocol import AttemptFilter, GroupFilter
+from longshore_trajectory_store.domain.ports import AttemptFilter, GroupFilter
 from longshore_trajectory_store.store.sql_store import SqlTrajectoryStore
 
 from .builders import a_failed_seal, a_group, a_seal, a_turn

@@ -15,8 +15,8 @@ from longshore_trajectory_store.domain.attempts import AttemptState, Purpose
 from longshore_trajectory_store.domain.batches import TakeRequest
 from longshore_trajectory_store.domain.groups import GroupState
 from longshore_trajectory_store.domain.outcomes import Discarded, DiscardReason, Failed, Failure, Scored
+from longshore_trajectory_store.domain.ports import AttemptFilter, GroupFilter
 from longshore_trajectory_store.domain.turns import TurnStatus
-from longshore_trajectory_store.store.protocol import AttemptFilter, GroupFilter
 from longshore_trajectory_store.store.sql_store import SqlTrajectoryStore
 
 from .builders import IDENTITY, a_failed_seal, a_group, a_seal, a_turn

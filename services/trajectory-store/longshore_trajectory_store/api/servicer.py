@@ -14,12 +14,11 @@ from longshore.trajectory.v1 import trajectory_pb2 as pb
 from longshore.trajectory.v1 import trajectory_pb2_grpc as pb_grpc
 from longshore_common.clock import Clock
 from longshore_common.errors import InvalidSpec
-from longshore_trajectory_store.api import mapping
+from longshore_trajectory_store.api import mapping, metrics
 from longshore_trajectory_store.api.export import json_line
 from longshore_trajectory_store.api.waiting import follow_sealed, take_when_ready
 from longshore_trajectory_store.domain.batches import TakeRequest
-from longshore_trajectory_store.store import metrics
-from longshore_trajectory_store.store.protocol import AttemptFilter, GroupFilter, TrajectoryStore
+from longshore_trajectory_store.domain.ports import AttemptFilter, GroupFilter, TrajectoryStore
 
 SERVICE = pb.DESCRIPTOR.services_by_name["TrajectoryService"].full_name
 

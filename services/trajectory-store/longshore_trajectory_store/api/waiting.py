@@ -8,7 +8,7 @@ from longshore_common.clock import Clock
 from longshore_trajectory_store.domain.attempts import Attempt
 from longshore_trajectory_store.domain.batches import TakeRequest, TakeResult
 from longshore_trajectory_store.domain.groups import Group
-from longshore_trajectory_store.store.protocol import TrajectoryStore
+from longshore_trajectory_store.domain.ports import TrajectoryStore
 
 _PAGE = 500
 

@@ -1,1 +1,1 @@
-"""Rules about attempts, groups, turns, segments, batches and counts. Pure: no grpc, SQL, clock or environment."""
+"""Rules about attempts, groups, turns, segments, batches and counts, and the store's port. Pure: no grpc, SQL or clock."""

@@ -1,1 +1,1 @@
-"""The store's Protocol, its SQL backend (SQLite and Postgres), and the Alembic history."""
+"""The SQL backend of domain.ports.TrajectoryStore (SQLite and Postgres), and its Alembic history."""

@@ -25,11 +25,6 @@ GROUPS_TAKEN = Counter("longshore_trajectory_groups_taken", "Groups given to a t
 STALENESS = Histogram(
     "longshore_trajectory_staleness", "Lag of attempts when taken, in versions", buckets=(0, 1, 2, 4, 8, 16)
 )
-TAKE_WAIT = Histogram(
-    "longshore_trajectory_take_wait_seconds",
-    "Time that TakeBatch waited, seconds",
-    buckets=(0.01, 0.1, 1, 5, 20, 60, 300),
-)
 
 
 def count_sealed(attempt: Attempt) -> None:

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from longshore_trajectory_store.domain.attempts import Attempt, AttemptState, Purpose
 from longshore_trajectory_store.domain.counts import CountRow, Counts, count
 from longshore_trajectory_store.domain.groups import Group
+from longshore_trajectory_store.domain.ports import AttemptFilter, GroupFilter, Page
 from longshore_trajectory_store.store import statements as sql
-from longshore_trajectory_store.store.protocol import AttemptFilter, GroupFilter, Page
 from longshore_trajectory_store.store.rows import attempt_from_row, group_from_row
 from longshore_trajectory_store.store.schema import attempts, groups, turns
 

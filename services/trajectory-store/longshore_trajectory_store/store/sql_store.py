@@ -14,14 +14,14 @@ from longshore_common.database import Database
 from longshore_common.ids import new_id
 from longshore_trajectory_store.domain.attempts import Attempt, Purpose, SealRequest
 from longshore_trajectory_store.domain.batches import Batch, TakeRequest, TakeResult, make_batch
+from longshore_trajectory_store.domain.changes import Changes
 from longshore_trajectory_store.domain.counts import Counts
 from longshore_trajectory_store.domain.groups import Group
 from longshore_trajectory_store.domain.outcomes import DiscardReason
+from longshore_trajectory_store.domain.ports import AttemptFilter, GroupFilter, Page
 from longshore_trajectory_store.domain.turns import Turn
 from longshore_trajectory_store.store import ledger, lifecycle, metrics, reads, statements
-from longshore_trajectory_store.store.changes import Changes
 from longshore_trajectory_store.store.lifecycle import Change
-from longshore_trajectory_store.store.protocol import AttemptFilter, GroupFilter, Page
 from longshore_trajectory_store.store.rows import group_from_row, turn_from_row
 from longshore_trajectory_store.store.schema import groups
 from longshore_trajectory_store.store.turn_writer import TurnWriter

@@ -1,4 +1,4 @@
-"""What the servicer needs of a store. Every write is durable when it returns."""
+"""What the servicer needs of a store. Every write is durable when it returns. Here, because api and store both import it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Generic, Protocol, TypeVar
 
 from longshore_trajectory_store.domain.attempts import Attempt, AttemptState, Purpose, SealRequest
 from longshore_trajectory_store.domain.batches import TakeRequest, TakeResult
+from longshore_trajectory_store.domain.changes import Changes
 from longshore_trajectory_store.domain.counts import Counts
 from longshore_trajectory_store.domain.groups import Group
 from longshore_trajectory_store.domain.outcomes import DiscardReason
 from longshore_trajectory_store.domain.turns import Turn
-from longshore_trajectory_store.store.changes import Changes
 
 T = TypeVar("T")
 
