@@ -133,15 +133,18 @@ def test_the_estimate_of_a_stage_that_goes_on_counts_only_what_it_did_now() -> N
 
 
 def test_off_a_terminal_there_is_one_plain_line_per_event() -> None:
-    progress, _, stream = _progress(Stage("a", 10))
+    progress, clock, stream = _progress(Stage("a", 10))
     progress.begin("a", "go")
-    for tenth in range(100):
-        progress.update("a", tenth / 200, f"{tenth} of 200")
+    for done in range(100):
+        clock.now += 1
+        progress.update("a", done / 200, f"{done} of 200")
+    for done in range(100, 200):
+        progress.update("a", done / 200, f"{done} of 200")
     progress.end("a")
     progress.end("a")
     assert "\x1b" not in stream.getvalue()
     assert "\r" not in stream.getvalue()
-    assert len(stream.getvalue().splitlines()) == 2 + 4
+    assert len(stream.getvalue().splitlines()) == 2 + 4, stream.getvalue()
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.floats(0, 1))
@@ -189,8 +192,8 @@ def test_a_turn_that_was_encoded_again_is_found() -> None:
 
 
 def test_turns_for_the_trainers_tool() -> None:
-    value = turn_value("a", _turn(1, 0, [1, 2], [3]), Path("/runs/r"))
-    assert value.pop("adapter_dir") == "/runs/r/v4"
+    value = turn_value("a", _turn(1, 0, [1, 2], [3]), {4: "/runs/r/adapters/v4-i2"})
+    assert value.pop("adapter_dir") == "/runs/r/adapters/v4-i2"
     assert value == {
         "attempt_id": "a",
         "turn": 1,
@@ -210,7 +213,8 @@ def _answer(ok: bool, **versions: float) -> dict[str, Any]:
 
 
 def test_the_checks_answers_are_one_result() -> None:
-    merged = merge([_answer(True, base=2e-6, v10=4e-6), _answer(True, v10=5e-6, v2=1e-6)], [])
+    names = {"base": 0, "v10": 10, "v2": 2, "v1": 1}
+    merged = merge([_answer(True, base=2e-6, v10=4e-6), _answer(True, v10=5e-6, v2=1e-6)], names, [])
     assert merged["ok"]
     assert [(v["version"], v["turns"], v["max_abs_diff"]) for v in merged["by_version"]] == [
         (0, 2, 2e-6),
@@ -218,9 +222,9 @@ def test_the_checks_answers_are_one_result() -> None:
         (10, 4, 5e-6),
     ]
     assert (merged["turns"], merged["tokens"], merged["max_abs_diff"]) == (8, 36, 5e-6)
-    assert not merge([_answer(True, v1=0.0), _answer(False, v1=1.0)], [])["ok"]
-    assert not merge([_answer(True, v1=0.0)], ["turn 1 was encoded again"])["ok"]
-    assert not merge([], [])["ok"]
+    assert not merge([_answer(True, v1=0.0), _answer(False, v1=1.0)], names, [])["ok"]
+    assert not merge([_answer(True, v1=0.0)], names, ["turn 1 was encoded again"])["ok"]
+    assert not merge([], names, [])["ok"]
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(2, 8))

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def lineage_problems(attempt_id: str, turns: Sequence[Any]) -> list[str]:
     return problems
 
 
-def turn_value(attempt_id: str, turn: Any, checkpoints: Path) -> dict[str, Any]:
+def turn_value(attempt_id: str, turn: Any, folders: Mapping[int, str]) -> dict[str, Any]:
     """One turn for the trainer's tool; the ids beside it are for people."""
     version = turn.versions[0].version
     return {
@@ -58,7 +58,7 @@ def turn_value(attempt_id: str, turn: Any, checkpoints: Path) -> dict[str, Any]:
         "logprobs": list(turn.logprobs),
         "temperature": turn.sampling.temperature,
         # Version 0 is the base itself.
-        "adapter_dir": str(checkpoints / f"v{version}") if version else None,
+        "adapter_dir": folders[version] if version else None,
     }
 
 
@@ -81,7 +81,7 @@ async def _sealed(stub: Any, run_id: str) -> dict[int, list[str]]:
             return found
 
 
-async def _sample(stub: Any, run_id: str, checkpoints: Path) -> tuple[list[dict[str, Any]], list[str]]:
+async def _sample(stub: Any, run_id: str, folders: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
     from longshore.trajectory.v1 import trajectory_pb2
 
     by_version = await _sealed(stub, run_id)
@@ -98,41 +98,51 @@ async def _sample(stub: Any, run_id: str, checkpoints: Path) -> tuple[list[dict[
                 if t.lease_epoch == answer.attempt.epoch and t.status == trajectory_pb2.TURN_STATUS_OK and t.versions
             ]
             problems += lineage_problems(attempts[index], live)
-            turns += [turn_value(attempts[index], turn, checkpoints) for turn in live if turn.completion_ids]
+            turns += [turn_value(attempts[index], turn, folders) for turn in live if turn.completion_ids]
     return turns, problems
 
 
-async def check_capture(home: Home, run_id: str, trajectory: Any) -> dict[str, Any]:
+async def policy_folders(gateway: Any, alias: str) -> dict[int, str]:
+    """Where the weights of each published version are."""
+    from longshore.gateway.v1 import gateway_pb2
+
+    found = (await gateway.ListPolicies(gateway_pb2.ListPoliciesRequest(alias=alias))).policies
+    return {policy.version: policy.uri for policy in found}
+
+
+async def check_capture(home: Home, run_id: str, alias: str, trajectory: Any, gateway: Any) -> dict[str, Any]:
     """The report's `capture_check`.
 
     Raises:
         CliError: the check itself could not run.
     """
-    checkpoints = home.path / "checkpoints" / run_id
-    turns, problems = await _sample(trajectory, run_id, checkpoints)
+    folders = await policy_folders(gateway, alias)
+    turns, problems = await _sample(trajectory, run_id, folders)
     if not turns:
         return {"ok": False, "turns": 0, "tokens": 0, "problems": ["no captured turn of a scored attempt was found"]}
     results = [
-        await _compare(home, checkpoints, temperature, [t for t in turns if t["temperature"] == temperature])
+        await _compare(home, folders[0], temperature, [t for t in turns if t["temperature"] == temperature])
         for temperature in sorted({turn["temperature"] for turn in turns})
     ]
-    return merge(results, problems)
+    # The tool names a version by its folder, and the base by a word of its own.
+    version_of = {Path(folder).name: version for version, folder in folders.items()} | {"base": 0}
+    return merge(results, version_of, problems)
 
 
-async def _compare(home: Home, checkpoints: Path, temperature: float, turns: list[dict[str, Any]]) -> dict[str, Any]:
+async def _compare(home: Home, base: str, temperature: float, turns: list[dict[str, Any]]) -> dict[str, Any]:
     """Runs the trainer's tool; it takes one temperature at a time."""
-    request = {"model_dir": str(checkpoints / "v0"), "temperature": temperature, "turns": turns}
+    request = {"model_dir": base, "temperature": temperature, "turns": turns}
     file = home.path / "capture-check-input.json"
     await asyncio.to_thread(file.write_text, json.dumps(request))
     return await _run_tool(file, home)
 
 
-def merge(results: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str, Any]:
+def merge(results: Sequence[dict[str, Any]], version_of: Mapping[str, int], problems: Sequence[str]) -> dict[str, Any]:
     """The tool's answers, one per temperature, as one result; `ok` wants all of them and no lineage problem."""
     by_version: dict[int, dict[str, Any]] = {}
     for result in results:
         for name, found in result["versions"].items():
-            version = 0 if name == "base" else int(name.removeprefix("v"))
+            version = version_of[name]
             row = by_version.setdefault(version, {"version": version, "turns": 0, "tokens": 0, "max_abs_diff": 0.0})
             row["turns"] += found["turns"]
             row["tokens"] += found["tokens"]

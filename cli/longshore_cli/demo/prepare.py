@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -85,12 +84,21 @@ async def make_model(home: Home, config: DemoConfig, markers: Markers, progress:
     progress.end("model")
 
 
-async def prepare_catalog(stub: Any, home: Home, dataset: str, progress: Progress) -> None:
-    """Imports, freezes and probes the tasks; what the catalog knows already it answers at once.
+async def prepare_catalog(stub: Any, home: Home, dataset: str, markers: Markers, progress: Progress) -> None:
+    """Imports, freezes and probes the tasks. What was probed before is evidence in the catalog, and stays.
 
     Raises:
         CliError: a task of ours is rejected or flaky.
     """
+    inputs = {"dataset": dataset, "tasks": (markers.read("tasks") or {}).get("outputs")}
+    marker = markers.read("probe")
+    if (
+        await markers.done("probe", inputs)
+        and marker
+        and await _dataset_digest(stub, dataset) == marker["notes"]["digest"]
+    ):
+        progress.skip("probe", "kept")
+        return
     progress.begin("probe", "importing tasks")
     folders = work_on.task_folders(home.path / "tasks")
     share = 0.15
@@ -105,7 +113,18 @@ async def prepare_catalog(stub: Any, home: Home, dataset: str, progress: Progres
     progress.say("probe", f"frozen as {dataset}: {', '.join(f'{len(v)} {k}' for k, v in splits.items())}")
     await _probe(stub, list(digest_of.values()), share, progress)
     progress.end("probe", f"{len(digest_of)} tasks: the oracle solves each, doing nothing solves none")
-    write_evidence(home, frozen.dataset.digest, digest_of)
+    await markers.mark("probe", inputs, [], {"digest": frozen.dataset.digest, "tasks": dict(sorted(digest_of.items()))})
+
+
+async def _dataset_digest(stub: Any, name: str) -> str:
+    """The frozen dataset's digest; empty when the catalog does not know it."""
+    from longshore.catalog.v1 import catalog_pb2
+    from longshore_common.errors import NotFound
+
+    try:
+        return str((await stub.GetDataset(catalog_pb2.GetDatasetRequest(name=name))).dataset.digest)
+    except NotFound:
+        return ""
 
 
 async def _probe(stub: Any, digests: Sequence[str], share: float, progress: Progress) -> None:
@@ -121,11 +140,3 @@ async def _probe(stub: Any, digests: Sequence[str], share: float, progress: Prog
             bad.append(f"{answer.digest[:19]} is {state}: {answer.state_reason}")
     if bad:
         raise CliError(f"{len(bad)} of {len(digests)} tasks cannot be used; first: {bad[0]}; see `longshore task list`")
-
-
-def write_evidence(home: Home, dataset_digest: str, digests: Mapping[str, str]) -> None:
-    """Names and digests of what was frozen, for people."""
-    from longshore_cli.report.render import write_atomic
-
-    value = {"dataset_digest": dataset_digest, "tasks": dict(sorted(digests.items()))}
-    write_atomic(home.path / "dataset.json", json.dumps(value, indent=2) + "\n")

@@ -17,6 +17,8 @@ from typing import TextIO
 _SPIN = "|/-\\"
 _MIN_FRACTION = 0.08
 """Below this share of a stage its own pace says too little."""
+QUIET_S = 2.0
+"""Between two lines about one stage's progress."""
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Progress:
     clock: Callable[[], float] = time.monotonic
     detail: str = ""
     _turn: int = 0
+    _said_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._start = self.clock()
@@ -77,13 +80,13 @@ class Progress:
         self.say(name, detail or "started")
 
     def update(self, name: str, fraction: float, detail: str = "") -> None:
-        """How far a stage is, 0 to 1. Off a terminal every tenth of the way is a line."""
+        """How far a stage is, 0 to 1. Off a terminal every tenth of the way is a line, unless they come fast."""
         stage = self._stage(name)
         before, stage.fraction = stage.fraction, min(max(fraction, stage.fraction), 1.0)
         self.detail = detail or self.detail
         if self._live:
             self._draw()
-        elif detail and int(stage.fraction * 10) > int(before * 10):
+        elif detail and int(stage.fraction * 10) > int(before * 10) and self.clock() - self._said_at >= QUIET_S:
             self.say(name, detail)
 
     def end(self, name: str, detail: str = "") -> None:
@@ -98,12 +101,14 @@ class Progress:
     def skip(self, name: str, detail: str) -> None:
         """The stage was done before."""
         stage = self._stage(name)
-        stage.begun_at = stage.ended_at = self.clock()
-        self.say(name, detail)
+        if stage.begun_at is None:
+            stage.begun_at = stage.ended_at = self.clock()
+            self.say(name, detail)
 
     def say(self, name: str, text: str) -> None:
         """One line that stays."""
         self.detail = text
+        self._said_at = self.clock()
         line = f"[{_clock(self.elapsed_s())}] {name:<11} {text}  ({self._eta()})"
         self.stream.write(f"\r\x1b[K{line}\n" if self._live else f"{line}\n")
         self.stream.flush()

@@ -126,29 +126,31 @@ async def _work(
 ) -> DemoResult:
     from longshore.catalog.v1 import catalog_pb2_grpc
     from longshore.controller.v1 import controller_pb2_grpc
+    from longshore.gateway.v1 import gateway_pb2_grpc
     from longshore.trajectory.v1 import trajectory_pb2_grpc
     from longshore_common.grpc_client import open_channel
 
     markers = Markers(home)
     async with AsyncExitStack() as stack:
         channels = {}
-        for name in ("task-catalog", "controller", "trajectory-store"):
+        for name in ("task-catalog", "controller", "trajectory-store", "inference-gateway"):
             channels[name] = open_channel(local.endpoints.grpc[name], local.secret, timeout_s=120.0)
             stack.push_async_callback(channels[name].close)
         catalog = catalog_pb2_grpc.CatalogServiceStub(channels["task-catalog"])
         controller = controller_pb2_grpc.ControllerServiceStub(channels["controller"])
         trajectory = trajectory_pb2_grpc.TrajectoryServiceStub(channels["trajectory-store"])
+        gateway = gateway_pb2_grpc.GatewayServiceStub(channels["inference-gateway"])
 
         await make_tasks(home, root, config, spec, markers, progress)
         # The model keeps one core busy, probing the other.
         await _together(
             make_model(home, config, markers, progress),
-            prepare_catalog(catalog, home, spec["tasks"]["dataset"], progress),
+            prepare_catalog(catalog, home, spec["tasks"]["dataset"], markers, progress),
         )
         text = yaml.safe_dump(spec, sort_keys=False)
         write_atomic(home.path / "run.yaml", text)
         run = await watch_run(controller, await ensure_run(controller, text, f"demo-{digest(text)[7:23]}"), progress)
-        return await _conclude(home, run.run_id, channels["controller"], trajectory, markers, progress)
+        return await _conclude(home, run.run_id, channels["controller"], trajectory, gateway, markers, progress)
 
 
 async def _together(*works: Coroutine[Any, Any, None]) -> None:
@@ -163,13 +165,13 @@ async def _together(*works: Coroutine[Any, Any, None]) -> None:
 
 
 async def _conclude(
-    home: Home, run_id: str, channel: Any, trajectory: Any, markers: Markers, progress: Progress
+    home: Home, run_id: str, channel: Any, trajectory: Any, gateway: Any, markers: Markers, progress: Progress
 ) -> DemoResult:
     from longshore_cli.commands.report import fetch_report
 
     report = await fetch_report(channel, run_id)
     progress.begin("check", "comparing captured turns with a fresh forward pass")
-    report["capture_check"] = await check_capture(home, run_id, trajectory)
+    report["capture_check"] = await check_capture(home, run_id, report["run"]["alias"], trajectory, gateway)
     check = report["capture_check"]
     progress.end("check", f"{check.get('turns')} turns {'agree' if check.get('ok') else 'DO NOT AGREE'}")
     progress.begin("report", "writing")

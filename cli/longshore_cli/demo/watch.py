@@ -32,6 +32,7 @@ class RunProgress:
         if name is None or name == self._current:
             return
         for earlier in _ORDER[: _ORDER.index(name)]:
+            self._progress.skip(earlier, "done before")
             self._progress.end(earlier)
         self._current = name
         self._progress.begin(name, fraction=self._step / self._total if name == "training" else 0.0)
@@ -56,6 +57,7 @@ class RunProgress:
     def finish(self) -> None:
         """The run has ended well."""
         for name in _ORDER:
+            self._progress.skip(name, "done before")
             self._progress.end(name)
 
 
