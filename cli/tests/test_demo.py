@@ -144,7 +144,7 @@ def test_off_a_terminal_there_is_one_plain_line_per_event() -> None:
     progress.end("a")
     assert "\x1b" not in stream.getvalue()
     assert "\r" not in stream.getvalue()
-    assert len(stream.getvalue().splitlines()) == 2 + 4, stream.getvalue()
+    assert len(stream.getvalue().splitlines()) == 2 + 5, stream.getvalue()
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.floats(0, 1))
