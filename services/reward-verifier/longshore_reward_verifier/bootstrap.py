@@ -1,10 +1,8 @@
 """Wires the verifier: the only file that picks concrete adapters."""
 
-from prometheus_client import make_asgi_app
-
 from longshore.verifier.v1 import verifier_pb2_grpc
 from longshore_common.agent_client import AgentChannels
-from longshore_common.app import App, GrpcEndpoint, HttpEndpoint
+from longshore_common.app import App, GrpcEndpoint
 from longshore_common.clock import SystemClock
 from longshore_common.grpc_client import open_channel
 from longshore_reward_verifier.api.servicer import VerifierServicer
@@ -15,12 +13,6 @@ from longshore_reward_verifier.domain.verification import Verifier, VerifySettin
 from longshore_reward_verifier.settings import Settings
 
 _MB = 1024 * 1024
-
-
-def _metrics_endpoints(settings: Settings) -> tuple[HttpEndpoint, ...]:
-    if settings.metrics_address is None:
-        return ()
-    return (HttpEndpoint(settings.metrics_address, make_asgi_app()),)
 
 
 async def build(settings: Settings) -> App:
@@ -54,6 +46,5 @@ async def build(settings: Settings) -> App:
                 secret,
             )
         ],
-        http=_metrics_endpoints(settings),
         on_stop=stop,
     )

@@ -8,4 +8,5 @@ def main() -> int:
     from longshore_reward_verifier.bootstrap import build
     from longshore_reward_verifier.settings import Settings
 
-    return run_service("reward-verifier", Settings, build)
+    # The addresses come from the environment; run_service says which one is missing.
+    return run_service("reward-verifier", lambda: Settings(), build)  # type: ignore[call-arg]

@@ -1,10 +1,8 @@
 """Wires the worker: the only file that picks concrete adapters."""
 
-from prometheus_client import make_asgi_app
-
 from longshore.rollout.v1 import rollout_pb2_grpc
 from longshore_common.agent_client import AgentChannels
-from longshore_common.app import App, GrpcEndpoint, HttpEndpoint
+from longshore_common.app import App, GrpcEndpoint
 from longshore_common.clock import SystemClock
 from longshore_common.grpc_client import open_channel
 from longshore_common.ids import new_id
@@ -61,12 +59,6 @@ class _Connections:
             await channel.close()
 
 
-def _metrics_endpoints(settings: Settings) -> tuple[HttpEndpoint, ...]:
-    if settings.metrics_address is None:
-        return ()
-    return (HttpEndpoint(settings.metrics_address, make_asgi_app()),)
-
-
 async def build(settings: Settings) -> App:
     """The worker as an app; channels connect lazily, so other services may start later."""
     connections, clock = _Connections(settings), SystemClock()
@@ -103,7 +95,6 @@ async def build(settings: Settings) -> App:
                 settings.secret.get_secret_value(),
             )
         ],
-        http=_metrics_endpoints(settings),
         background=[worker.run],
         on_stop=connections.close,
     )

@@ -8,4 +8,5 @@ def main() -> int:
     from longshore_rollout_worker.bootstrap import build
     from longshore_rollout_worker.settings import Settings
 
-    return run_service("rollout-worker", Settings, build)
+    # The addresses come from the environment; run_service says which one is missing.
+    return run_service("rollout-worker", lambda: Settings(), build)  # type: ignore[call-arg]
