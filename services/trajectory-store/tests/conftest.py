@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,9 @@ def postgres_url() -> Iterator[str]:
     try:
         _wait_until_ready(binaries, home, port, server)
         url = f"postgresql+asyncpg://longshore@127.0.0.1:{port}/postgres"
-        migrate(url, PACKAGE)
+        # A thread of its own: the fixture may be asked for while a test's loop runs.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(migrate, url, PACKAGE).result()
         yield url
     finally:
         server.send_signal(3)  # SIGQUIT: immediate shutdown
@@ -86,9 +89,10 @@ def _wait_until_ready(binaries: Path, home: Path, port: int, server: subprocess.
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated, empty database file to copy."""
     path = tmp_path_factory.mktemp("template") / "store.sqlite"
-    migrate(f"sqlite+aiosqlite:///{path}", PACKAGE)
-    # The template is copied without its write-ahead log.
-    asyncio.run(_checkpoint(path))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(migrate, f"sqlite+aiosqlite:///{path}", PACKAGE).result()
+        # The template is copied without its write-ahead log.
+        pool.submit(asyncio.run, _checkpoint(path)).result()
     return path
 
 

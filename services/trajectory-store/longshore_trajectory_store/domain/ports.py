@@ -1,4 +1,7 @@
-"""What the servicer needs of a store. Every write is durable when it returns. Here, because api and store both import it."""
+"""What the servicer needs of a store. Every write is durable when it returns.
+
+It is in the domain because api and store, which do not import each other, both need it.
+"""
 
 from __future__ import annotations
 
