@@ -1,5 +1,8 @@
-"""python -m longshore_controller"""
+"""`python -m longshore_controller`."""
+
+import sys
 
 from longshore_controller.main import main
 
-main()
+if __name__ == "__main__":
+    sys.exit(main())

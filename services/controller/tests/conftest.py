@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from longshore.trajectory.v1 import trajectory_pb2_grpc as rpc
 
+from longshore.trajectory.v1 import trajectory_pb2_grpc as rpc
 from longshore_common.app import running
 from longshore_common.clock import SystemClock
 from longshore_common.database import Database, migrate
@@ -21,7 +21,7 @@ from longshore_controller.domain.records import RunRecord
 from longshore_controller.domain.vocabulary import RunState
 from longshore_controller.settings import Settings
 
-from .fakes import FakeArtifacts, FakeCatalog, FakeGateway, FakeLauncher, FakeWorker
+from .fakes import FakeArtifacts, FakeCatalog, FakeGateway, FakeLauncher, FakeWorker, Gate
 
 
 @dataclass
@@ -47,10 +47,11 @@ class Harbor:
         )
         parts = wire(self.settings, database, adapters)
         self.launcher.report = parts.application.steps.report
-        living = Living(parts, FakeWorker(parts.application.leases, self.stub, self.gateway), database)
+        living = Living(parts, FakeWorker(parts.application.leases, self.stub, self.gateway), database, [])
         await parts.manager.recover()
         tasks = [asyncio.create_task(living.worker.serve())] if worker else []
         tasks += [asyncio.create_task(parts.manager.serve())] if serve else []
+        living.tasks = tasks
         try:
             yield living
         finally:
@@ -73,6 +74,7 @@ class Living:
     parts: Parts
     worker: FakeWorker
     database: Database
+    tasks: list[asyncio.Task[None]]
 
     async def submit(self, text: str, key: str = "") -> RunRecord:
         run, _ = await self.parts.application.submission.submit(text, False, key)
@@ -86,6 +88,9 @@ class Living:
             run, _ = await self.parts.application.queries.get(run_id)
             if run.state in wanted:
                 return run
+            for task in self.tasks:
+                if task.done():
+                    task.result()
             if asyncio.get_running_loop().time() > deadline:
                 raise AssertionError(f"run is still {run.state} at step {run.step}, not {wanted}")
             await asyncio.sleep(0.02)
@@ -100,8 +105,8 @@ async def harbor(tmp_path: Path) -> AsyncIterator[Harbor]:
     async with running(app) as store:
         channel = open_channel(store.grpc_addresses[0], "s")
         stub = rpc.TrajectoryServiceStub(channel)
-        gateway = FakeGateway()
-        settings = Settings(data_dir=tmp_path / "controller", lease_ttl_s=0.5, trainer_restarts=1)
+        gateway = FakeGateway(Gate())
+        settings = Settings(data_dir=tmp_path / "controller", lease_ttl_s=20.0, trainer_restarts=1)
         yield Harbor(
             tmp_path, FakeCatalog(), gateway, FakeLauncher(stub, gateway), stub, GrpcTrajectory(channel), settings
         )

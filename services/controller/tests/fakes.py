@@ -1,4 +1,4 @@
-"""In-memory stand-ins for the other services, and a trainer and a worker that speak the real trajectory store's language."""
+"""In-memory stand-ins for the other services; trainer and worker speak to the real trajectory store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from longshore.common.v1 import outcome_pb2 as common
 from longshore.controller.v1 import controller_pb2 as controller
 from longshore.trajectory.v1 import trajectory_pb2 as pb
 from longshore.trajectory.v1 import trajectory_pb2_grpc as rpc
-
 from longshore_common.digests import digest
 from longshore_common.errors import LongshoreError, NotFound
 from longshore_controller.api.convert import lease_to_proto
@@ -22,9 +21,20 @@ from longshore_controller.domain.leases import LeaseRef
 from longshore_controller.domain.plan import CatalogDataset, CatalogTask, ModelIdentity
 from longshore_controller.domain.ports import Job
 from longshore_controller.domain.records import PolicyInfo, StepRecord
-from longshore_controller.domain.vocabulary import StepPhase, TaskState
+from longshore_controller.domain.vocabulary import RunState, StepPhase, TaskState
 
 Stub = rpc.TrajectoryServiceStub
+
+
+class Gate:
+    """Holds whoever comes to a phase until the test lets go."""
+
+    def __init__(self) -> None:
+        self.phase: RunState | None = None
+
+    async def passing(self, phase: RunState) -> None:
+        while self.phase is phase:
+            await asyncio.sleep(0.01)
 
 
 @dataclass
@@ -65,7 +75,8 @@ class FakeCatalog:
 class FakeGateway:
     """Remembers versions; `broken` makes publishing fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
         self.versions: dict[str, dict[int, PolicyInfo]] = {}
         self.incarnations: list[int] = []
         self.retired: list[str] = []
@@ -83,6 +94,7 @@ class FakeGateway:
     async def publish_base(self, run_id: str, alias: str, incarnation: int, uri: str, digest: str) -> None:
         if self.broken is not None:
             raise self.broken
+        await self.gate.passing(RunState.SERVING)
         assert incarnation >= max(self.incarnations, default=1)
         assert digest.startswith("sha256:")
         self.incarnations.append(incarnation)
@@ -150,7 +162,7 @@ class TrainerDied(Exception):
 
 
 class FakeLauncher:
-    """Does what the trainer does, in the commit order of the contracts; `die(point, incarnation, step)` injects deaths."""
+    """Does what the trainer does, in the contracts' commit order; `die(point, incarnation, step)` injects deaths."""
 
     def __init__(self, stub: Stub, gateway: FakeGateway) -> None:
         self.stub = stub
@@ -182,6 +194,7 @@ class FakeLauncher:
 
     async def _sft(self, job: JobFile) -> None:
         self._maybe_die("sft", job)
+        await self.gateway.gate.passing(RunState.WARMING)
         await self._tell(job, StepPhase.WARM_START, 10, {"loss": 2.5})
         folder = Path(job.out_dir) / "v0"
         folder.mkdir(parents=True, exist_ok=True)
@@ -206,6 +219,8 @@ class FakeLauncher:
                 return
 
     async def _step(self, job: JobFile, step: int, state: dict, manifest: Path) -> bool:  # type: ignore[type-arg]
+        if step == 2:
+            await self.gateway.gate.passing(RunState.TRAINING)
         self._maybe_die("before batch", job, step)
         batch = await self._take(job, step)
         if batch is None:
@@ -268,7 +283,11 @@ class FakeWorker:
 
     async def attempt(self, lease: controller.Lease) -> None:
         self.seen.append(lease)
-        version = lease.pinned_version if lease.HasField("pinned_version") else max(self.gateway.versions[lease.policy_alias])
+        if "-test-" in lease.group_id:
+            await self.gateway.gate.passing(RunState.EVALUATING)
+        version = (
+            lease.pinned_version if lease.HasField("pinned_version") else max(self.gateway.versions[lease.policy_alias])
+        )
         reward = self.reward(lease, version)
         ref = LeaseRef(lease.attempt_id, lease.epoch)
         if reward is None:

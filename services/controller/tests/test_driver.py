@@ -6,8 +6,8 @@ import json
 from collections import Counter
 
 import pytest
-from longshore.trajectory.v1 import trajectory_pb2 as pb
 
+from longshore.trajectory.v1 import trajectory_pb2 as pb
 from longshore_common.errors import Unavailable
 from longshore_controller.domain.report import Report
 from longshore_controller.domain.vocabulary import EventKind, RunState, Verdict
@@ -77,11 +77,29 @@ async def test_report_has_the_keys_of_the_issue(harbor: Harbor) -> None:
         report = json.loads(await living.parts.application.reports.report_json(run.run_id))
     assert {"run", "verdict", "wall_s", "panels", "attempts", "policy", "steps", "tasks"} <= report.keys()
     (panel,) = report["panels"]
-    assert {"name", "n", "base", "final", "wins", "ties", "losses", "mcnemar_p", "tokens_ratio", "time_ratio"} <= panel.keys()
+    assert {
+        "name",
+        "n",
+        "base",
+        "final",
+        "wins",
+        "ties",
+        "losses",
+        "mcnemar_p",
+        "tokens_ratio",
+        "time_ratio",
+    } <= panel.keys()
     assert {"solved", "rate"} <= panel["base"].keys()
-    assert {"planned", "refilled", "scored", "failed", "discarded", "retried", "by_termination", "by_failure"} <= report[
-        "attempts"
-    ].keys()
+    assert {
+        "planned",
+        "refilled",
+        "scored",
+        "failed",
+        "discarded",
+        "retried",
+        "by_termination",
+        "by_failure",
+    } <= report["attempts"].keys()
     assert {"versions", "base_digest"} <= report["policy"].keys()
     step_keys = {"step", "reward_mean", "solve_rate", "loss", "entropy", "kl", "mismatch_kl", "clip_fraction", "tokens"}
     assert step_keys | {"zero_variance_groups", "seconds"} <= report["steps"][0].keys()
@@ -157,7 +175,9 @@ async def test_failed_run_resumes_and_succeeds(harbor: Harbor) -> None:
 
 async def test_failing_warm_start_is_tried_again(harbor: Harbor) -> None:
     first: list[int] = []
-    harbor.launcher.die = lambda point, incarnation, step: point == "sft" and not first and not first.append(incarnation)
+    harbor.launcher.die = lambda point, incarnation, step: (
+        point == "sft" and not first and not first.append(incarnation)
+    )
     async with harbor.controller() as living:
         run = await living.submit(SPEC)
         assert (await living.until(run.run_id)).state is RunState.SUCCEEDED
@@ -180,8 +200,10 @@ PHASES = [RunState.WARMING, RunState.SERVING, RunState.TRAINING, RunState.EVALUA
 async def test_controller_is_killed_in_each_phase_and_resumes(harbor: Harbor, phase: RunState) -> None:
     """kill -9: nothing is written at the end; the next start finds the run, and a resume does the rest exactly once."""
     async with harbor.controller(kill=True) as living:
+        harbor.gateway.gate.phase = phase
         run = await living.submit(SPEC)
-        await living.until(run.run_id, phase, RunState.SUCCEEDED)
+        await living.until(run.run_id, phase)
+    harbor.gateway.gate.phase = None
     async with harbor.controller() as living:
         found, _ = await living.parts.application.queries.get(run.run_id)
         assert found.state is RunState.INTERRUPTED
@@ -196,10 +218,12 @@ async def test_controller_is_killed_in_each_phase_and_resumes(harbor: Harbor, ph
 @pytest.mark.parametrize("phase", PHASES)
 async def test_stop_and_resume_in_each_phase(harbor: Harbor, phase: RunState) -> None:
     async with harbor.controller() as living:
+        harbor.gateway.gate.phase = phase
         run = await living.submit(SPEC)
-        await living.until(run.run_id, phase, RunState.SUCCEEDED)
+        await living.until(run.run_id, phase)
         stopped = await living.parts.manager.stop(run.run_id, "lunch")
         assert (stopped.state, stopped.state_reason) == (RunState.STOPPED, "lunch")
+        harbor.gateway.gate.phase = None
         await living.parts.manager.resume(run.run_id)
         assert (await living.until(run.run_id)).state is RunState.SUCCEEDED
         await check_trained_once(harbor, run.run_id)

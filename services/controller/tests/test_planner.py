@@ -39,7 +39,7 @@ def test_seed_values_are_stable_across_machines() -> None:
 
 
 def test_nemo_rl_3599_each_prompt_once_with_groups_in_flight() -> None:
-    """NeMo-RL #3599: an asynchronous cursor skipped the prompts in flight; here 8 prompts, 4 in flight, all come once."""
+    """NeMo-RL #3599: an asynchronous cursor skipped prompts in flight; 8 prompts, 4 in flight, all come once."""
     shape = a_shape(steps=4, groups_per_step=2, max_staleness=1)
     seen: list[str] = []
     ordinal = 0

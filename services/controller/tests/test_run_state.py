@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from longshore_controller.domain.vocabulary import RunState
 
 def test_the_whole_way() -> None:
     way = [RunState.PENDING, *PHASES, RunState.SUCCEEDED]
-    for current, target in zip(way, way[1:], strict=False):
+    for current, target in itertools.pairwise(way):
         check_move("r", current, target)
 
 

@@ -41,7 +41,9 @@ def test_top_level_typo_gets_a_suggestion() -> None:
 
 def test_unknown_algorithm_is_refused_with_the_list() -> None:
     message = refused(SPEC.replace("preset: grpo", "preset: grop"))
-    assert "algorithm.preset (line 8): unknown algorithm preset 'grop'; did you mean 'grpo'?; known: grpo, rloo" in message
+    assert (
+        "algorithm.preset (line 8): unknown algorithm preset 'grop'; did you mean 'grpo'?; known: grpo, rloo" in message
+    )
 
 
 def test_unknown_hyper_parameter_is_refused_before_anything_runs() -> None:

@@ -11,6 +11,7 @@ from longshore_common.child import Child, spawn
 from longshore_controller.domain.jobs import JobFile
 from longshore_controller.domain.ports import Job
 
+INTERPRETER = sys.executable
 _GRACE_S = 10.0
 _TAIL_LINES = 20
 
@@ -52,7 +53,7 @@ class SubprocessLauncher:
         path = self._jobs_dir / f"{name}.json"
         await asyncio.to_thread(_write, path, job.model_dump_json(indent=2))
         argv = [
-            sys.executable,
+            INTERPRETER,
             "-m",
             "torch.distributed.run",
             "--standalone",

@@ -47,6 +47,11 @@ def holds(row: LeaseRow | None, ref: LeaseRef, worker_id: str) -> bool:
     return row is not None and row.state is LeaseState.LEASED and row.epoch == ref.epoch and row.worker_id == worker_id
 
 
+def _ended_by(row: LeaseRow, ref: LeaseRef, worker_id: str) -> bool:
+    """The attempt ended under this very lease: the sealed event overtook its Complete, or Complete was sent again."""
+    return row.state is LeaseState.DONE and row.epoch == ref.epoch and row.worker_id == worker_id
+
+
 def judge_heartbeat(
     rows: dict[str, LeaseRow], refs: list[LeaseRef], worker_id: str, active_runs: frozenset[str]
 ) -> HeartbeatVerdict:
@@ -97,6 +102,8 @@ def completed(
     Raises:
         Conflict: the lease is not this worker's (any more).
     """
+    if row is not None and _ended_by(row, ref, worker_id):
+        return Completion(row, will_retry=False, seal_as_failed=False)
     if row is None or not holds(row, ref, worker_id):
         now = "unknown" if row is None else f"{row.state}, epoch {row.epoch}, worker '{row.worker_id}'"
         raise Conflict(
@@ -104,9 +111,9 @@ def completed(
             "write nothing more for it",
             details={"attempt": ref.attempt_id, "epoch": str(ref.epoch)},
         )
-    free = replace(row, worker_id="", expires_at_ms=0)
     if not failed:
-        return Completion(replace(free, state=LeaseState.DONE), will_retry=False, seal_as_failed=False)
+        return Completion(replace(row, state=LeaseState.DONE), will_retry=False, seal_as_failed=False)
+    free = replace(row, worker_id="", expires_at_ms=0)
     if not run_active:
         return Completion(replace(free, state=LeaseState.QUEUED), will_retry=True, seal_as_failed=False)
     if row.failures < retries:

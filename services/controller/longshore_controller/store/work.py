@@ -157,16 +157,16 @@ class SqlWorkStore:
             return list((await connection.execute(query)).scalars())
 
     async def requeue(self, attempt_ids: Sequence[str]) -> None:
-        await self._set_lease_state(attempt_ids, LeaseState.QUEUED)
+        await self._set(attempt_ids, {"state": LeaseState.QUEUED, "worker_id": "", "expires_at_ms": 0})
         self._work_added.notify()
 
     async def mark_done(self, attempt_ids: Sequence[str]) -> None:
-        await self._set_lease_state(attempt_ids, LeaseState.DONE)
+        await self._set(attempt_ids, {"state": LeaseState.DONE})
 
-    async def _set_lease_state(self, attempt_ids: Sequence[str], state: LeaseState) -> None:
+    async def _set(self, attempt_ids: Sequence[str], values: dict[str, Any]) -> None:
         where = t.attempts.c.attempt_id.in_(list(attempt_ids))
         async with self._db.begin() as connection:
-            await connection.execute(update(t.attempts).where(where).values(state=state, worker_id="", expires_at_ms=0))
+            await connection.execute(update(t.attempts).where(where).values(**values))
 
     async def unfinished_attempts(self, run_id: str, purpose: Purpose) -> list[str]:
         query = (
