@@ -169,8 +169,12 @@ def test_run_events_move_the_stages() -> None:
     shown.take("run.state", "training", {"state": "training"})
     shown.take("step", "step 3", {"step": 3})
     assert (progress.current.name, progress.current.fraction) == ("training", 3 / 15)
+    for _ in range(32):
+        shown.take("lease.expired", "attempt a: worker 'w' was silent", {})
     shown.take("trainer.restart", "trainer ended with status 1; starting it again", {})
     assert "starting it again" in stream.getvalue()
+    assert stream.getvalue().count("silent") == 1
+    assert "32 attempts leased again" in stream.getvalue()
     shown.finish()
     assert progress.current is None
 

@@ -149,7 +149,8 @@ async def _work(
         )
         text = yaml.safe_dump(spec, sort_keys=False)
         write_atomic(home.path / "run.yaml", text)
-        run = await watch_run(controller, await ensure_run(controller, text, f"demo-{digest(text)[7:23]}"), progress)
+        run, after = await ensure_run(controller, text, f"demo-{digest(text)[7:23]}")
+        run = await watch_run(controller, run, after, progress)
         return await _conclude(home, run.run_id, channels["controller"], trajectory, gateway, markers, progress)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 from longshore_cli.demo.progress import Progress
@@ -13,6 +14,11 @@ STAGE_OF_STATE = {
     "serving": "engine",
     "training": "training",
     "evaluating": "evaluation",
+}
+SAID_TOGETHER = {
+    "lease.expired": "attempts leased again: their worker was silent",
+    "attempt.retried": "attempts leased again after a failure",
+    "attempt.failed": "attempts failed for good, without a reward",
 }
 _ORDER = list(STAGE_OF_STATE.values())
 
@@ -25,6 +31,7 @@ class RunProgress:
         self._step = first_step
         self._total = max(total_steps, 1)
         self._current = ""
+        self._repeated: Counter[str] = Counter()
 
     def enter(self, state: str) -> None:
         """The run moved to this state; earlier stages are over."""
@@ -38,7 +45,11 @@ class RunProgress:
         self._progress.begin(name, fraction=self._step / self._total if name == "training" else 0.0)
 
     def take(self, kind: str, message: str, data: dict[str, Any]) -> None:
-        """One event."""
+        """One event. A dead worker's many attempts are one line, not one each."""
+        if kind in SAID_TOGETHER:
+            self._repeated[kind] += 1
+            return
+        self._say_repeated()
         if kind == "run.state":
             self.enter(str(data.get("state", "")))
         elif kind == "warm_start":
@@ -54,26 +65,37 @@ class RunProgress:
         else:
             self._progress.say(self._current or "run", message)
 
+    def _say_repeated(self) -> None:
+        for kind, count in self._repeated.items():
+            self._progress.say(self._current or "run", f"{count} {SAID_TOGETHER[kind]}")
+        self._repeated.clear()
+
     def finish(self) -> None:
         """The run has ended well."""
+        self._say_repeated()
         for name in _ORDER:
             self._progress.skip(name, "done before")
             self._progress.end(name)
 
 
-async def ensure_run(stub: Any, spec_yaml: str, key: str) -> Any:
-    """The demo's run: submitted, found again, or resumed."""
+async def ensure_run(stub: Any, spec_yaml: str, key: str) -> tuple[Any, int]:
+    """The demo's run (submitted, found again, or resumed), and the newest event from before."""
     from longshore.controller.v1 import controller_pb2
     from longshore_cli.commands.run import state_of
 
     answer = await stub.SubmitRun(controller_pb2.SubmitRunRequest(spec_yaml=spec_yaml, idempotency_key=key))
+    if answer.created:
+        return answer.run, 0
+    # Before it goes on, so that none of its new events is taken for an old one.
+    after = await _last_sequence(stub, answer.run.run_id)
     if state_of(answer.run) in ("interrupted", "stopped", "failed"):
-        return (await stub.ResumeRun(controller_pb2.ResumeRunRequest(run=answer.run.run_id))).run
-    return answer.run
+        resumed = await stub.ResumeRun(controller_pb2.ResumeRunRequest(run=answer.run.run_id))
+        return resumed.run, after
+    return answer.run, after
 
 
-async def watch_run(stub: Any, run: Any, progress: Progress) -> Any:
-    """Follows the run to its end; returns it.
+async def watch_run(stub: Any, run: Any, after: int, progress: Progress) -> Any:
+    """Follows the run to its end by its events after `after`; returns it.
 
     Raises:
         CliError: it did not succeed.
@@ -84,7 +106,6 @@ async def watch_run(stub: Any, run: Any, progress: Progress) -> Any:
 
     shown = RunProgress(progress, run.step, run.total_steps)
     shown.enter(state_of(run))
-    after = await _last_sequence(stub, run.run_id) if run.incarnation > 0 else 0
     request = controller_pb2.WatchEventsRequest(run=run.run_id, after=after, until_done=True)
     async for answer in mapped_stream(stub.WatchEvents(request)):
         event = answer.event
