@@ -85,7 +85,8 @@ class Living:
         wanted = states or (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            run, _ = await self.parts.application.queries.get(run_id)
+            runs, _ = await self.parts.application.queries.page(0, "")
+            run = next(item for item in runs if item.run_id == run_id)
             if run.state in wanted:
                 return run
             for task in self.tasks:

@@ -125,8 +125,9 @@ async def test_evaluation_is_paired(harbor: Harbor) -> None:
 POINTS = ["before batch", "before manifest", "before publish", "before commit", "before report"]
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("step", [1, STEPS])
+@pytest.mark.parametrize(
+    ("point", "step"), [*((point, 1) for point in POINTS), *((point, STEPS) for point in POINTS[3:])]
+)
 async def test_trainer_dies_and_goes_on(harbor: Harbor, point: str, step: int) -> None:
     """Once at each point of the commit order: a new incarnation ends the work; every group is trained on once."""
     died: list[int] = []

@@ -76,7 +76,7 @@ def test_all_problems_are_told_together() -> None:
 
 
 def test_broken_yaml_names_the_line() -> None:
-    assert "not valid YAML at line 2" in refused("name: demo\nseed: [1\n")
+    assert "not valid YAML at line 2" in refused("name: demo\nseed: 1: 2\n")
 
 
 def test_a_key_given_twice_is_refused() -> None:

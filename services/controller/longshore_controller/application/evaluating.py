@@ -7,14 +7,14 @@ from longshore_common.errors import Internal
 from longshore_controller.application.context import RunContext
 from longshore_controller.application.follower import Reconciler
 from longshore_controller.application.groups import GroupCreator
+from longshore_controller.application.quiet import QuietTimer
 from longshore_controller.domain.planner import BASE_PANEL, FINAL_PANEL, GroupPlan, dev_panel, panel_groups
 from longshore_controller.domain.ports import Gateway
 from longshore_controller.domain.stores import RunStore, WorkStore
 from longshore_controller.domain.vocabulary import SplitName
 from longshore_controller.signals import Signal, wait_for
 
-_TICK_S = 2.0
-_IDLE_RECONCILE_S = 10.0
+_TICK_S = 1.0
 _SERVING = "serving"
 
 
@@ -78,14 +78,13 @@ class Evaluating:
             await self._gateway.republish(context.run_id, context.alias, policy, incarnation)
 
     async def _wait(self, run_id: str, panels: list[str]) -> None:
-        quiet_since = self._clock.monotonic()
+        quiet = QuietTimer(self._clock)
         while True:
             ticket = self._changed.ticket()
             progress = [await self._work.panel_progress(run_id, panel) for panel in panels]
             if all(still_open == 0 for _, still_open in progress):
                 return
             if await wait_for(ticket, _TICK_S):
-                quiet_since = self._clock.monotonic()
-            elif self._clock.monotonic() - quiet_since > _IDLE_RECONCILE_S:
-                quiet_since = self._clock.monotonic()
+                quiet.moved()
+            elif quiet.due():
                 await self._reconciler.reconcile(run_id)

@@ -10,6 +10,7 @@ from longshore_common.log import get_logger
 from longshore_controller.application.context import RunContext
 from longshore_controller.application.follower import Reconciler
 from longshore_controller.application.groups import GroupCreator
+from longshore_controller.application.quiet import QuietTimer
 from longshore_controller.application.trainer_jobs import TrainerJobs
 from longshore_controller.domain.jobs import Addresses, JobFile, JobKind, rl_job
 from longshore_controller.domain.planner import dev_due, dev_panel, next_training_groups, panel_groups
@@ -20,8 +21,7 @@ from longshore_controller.signals import Signal, wait_for
 
 log = get_logger(__name__)
 
-_TICK_S = 2.0
-_IDLE_RECONCILE_S = 10.0
+_TICK_S = 1.0
 
 
 class Training:
@@ -80,22 +80,21 @@ class Training:
     async def _supply(self, context: RunContext, job: Job) -> int:
         """Plans groups until the job ends; gives its exit status."""
         ended = asyncio.create_task(job.wait())
-        quiet_since = patient_since = self._clock.monotonic()
+        quiet, patient_since = QuietTimer(self._clock), self._clock.monotonic()
         try:
             while not ended.done():
                 ticket = self._changed.ticket()
                 now = self._clock.monotonic()
                 try:
                     await self.plan_once(context)
-                    if now - quiet_since > _IDLE_RECONCILE_S:
-                        quiet_since = now
+                    if quiet.due():
                         await self._reconciler.reconcile(context.run_id)
                     patient_since = now
                 except LongshoreError as error:
                     self._check_patience(error, now - patient_since)
                     await self._clock.sleep(_TICK_S / 4)
                 if await _either(ended, ticket):
-                    quiet_since = self._clock.monotonic()
+                    quiet.moved()
             return ended.result()
         finally:
             ended.cancel()

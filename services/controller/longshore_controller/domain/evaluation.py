@@ -109,7 +109,7 @@ class Comparison(_Model):
 
 def exact_p(wins: int, losses: int) -> float:
     """Two-sided exact binomial p of wins against losses: McNemar's for one sample, the sign test for more."""
-    # At one half the binomial is symmetric: twice the smaller tail. scipy.stats has it too, but takes seconds to import.
+    # At one half the binomial is symmetric: twice the smaller tail. scipy.stats would take seconds to import.
     return min(1.0, 2.0 * float(bdtr(min(wins, losses), wins + losses, 0.5)))
 
 
