@@ -40,6 +40,13 @@ def test_one_point_and_constant_values_are_drawn() -> None:
         assert "<circle" in charts.line_chart("t", [charts.Series("s", list(points), 1)], charts.Axes())
 
 
+def test_zeros_on_a_zero_based_axis_have_no_negative_ticks() -> None:
+    svg = charts.line_chart("t", [charts.Series("s", [(1, 0.0), (2, 0.0)], 1)], charts.Axes(y_min=0.0))
+    labels = [t.text for t in ElementTree.fromstring(svg).findall("text")]
+    assert "0" in labels
+    assert not any(label and label.startswith("-") for label in labels)
+
+
 def test_stack_heights_add_up() -> None:
     bars = [charts.Bar("1", {"a": 3.0, "b": 1.0}), charts.Bar("2", {"a": 1.0})]
     root = ElementTree.fromstring(charts.stacked_bars("t", bars, ["a", "b"], charts.Axes()))

@@ -154,6 +154,8 @@ def line_chart(title: str, series: Sequence[Series], axes: Axes) -> str:
     values = [py for s in drawn for _, py in s.points]
     low = axes.y_min if axes.y_min is not None else min(values)
     high = axes.y_max if axes.y_max is not None else max(values)
+    if axes.y_min is not None and high <= low:
+        high = low + 1.0
     ticks = nice_ticks(low, high)
     xs = sorted({px for s in drawn for px, _ in s.points})
     x = _Scale(xs[0], xs[-1], LEFT + 6, WIDTH - RIGHT - 4)
