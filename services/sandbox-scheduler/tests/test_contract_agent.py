@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from scheduler_world import World, start_world
 
 from longshore.agent.v1 import agent_pb2, agent_pb2_grpc
@@ -23,10 +24,15 @@ from longshore_common.digests import digest_bytes
 from longshore_common.errors import Conflict, InvalidSpec, NotFound, PermissionDenied, QuotaExceeded
 from longshore_common.grpc_client import mapped, mapped_stream, open_channel
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture(params=["bubblewrap"])
-async def agent_world(request: pytest.FixtureRequest, tmp_path: Path, cache_dir: Path) -> AsyncIterator[World]:
-    async with start_world(tmp_path / "scheduler", cache_dir, runtime=request.param) as world:
+
+@pytest_asyncio.fixture(params=["bubblewrap"], scope="module", loop_scope="module")
+async def agent_world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache_dir: Path
+) -> AsyncIterator[World]:
+    """One scheduler for all tests here; each test claims its own sandboxes."""
+    async with start_world(tmp_path_factory.mktemp("scheduler"), cache_dir, runtime=request.param) as world:
         yield world
 
 
@@ -52,7 +58,7 @@ class Raw:
         return streams[agent_pb2.STREAM_STDOUT], streams[agent_pb2.STREAM_STDERR], exited
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def raw(agent_world: World) -> AsyncIterator[Raw]:
     claimed = await agent_world.claim()
     stub = Raw(claimed.agent_address, claimed.agent_token)

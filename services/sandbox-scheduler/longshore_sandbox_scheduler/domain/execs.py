@@ -33,6 +33,7 @@ _MAX_KEPT_BYTES = 64 * 1024 * 1024
 _MAX_CAP = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _KILL_WAIT_S = 10.0
+_CLOSE_WAIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,9 @@ class ExecTable:
             exec_.forget_output()
 
     async def close(self) -> None:
-        """Breaks off what still runs; call it after the sandbox has ended."""
+        """Lets commands of an ended sandbox report their own end, and breaks off what does not."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_WAIT_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

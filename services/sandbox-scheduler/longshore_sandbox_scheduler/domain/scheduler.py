@@ -194,7 +194,8 @@ class Scheduler:
         if known.task_digest != claim.task_digest:
             raise Conflict(f"idempotency key {claim.idempotency_key!r} belongs to a claim for {known.task_digest}")
         live = self._live.get(known.sandbox_id)
-        if live is None:
+        if live is None or live.sandbox.state is SandboxState.ENDED:
+            known = live.sandbox if live else known
             raise Conflict(
                 f"sandbox {known.sandbox_id} of key {claim.idempotency_key!r} has ended "
                 f"({known.end_reason}: {known.end_detail}); use a new key"
@@ -268,16 +269,17 @@ class Scheduler:
 
     def _on_ended(self, live: Live) -> None:
         if live.closing is None:
+            end = live.running.ended.result()
+            # At once, so that whoever sees a command end can ask why.
+            live.sandbox = live.sandbox.ended(end.reason, end.detail, self._clock.now_ms())
             live.closing = self._spawn(self._close(live))
 
     async def _close(self, live: Live) -> None:
-        end = live.running.ended.result()
-        self._live.pop(live.sandbox.sandbox_id, None)
         self._free_place()
-        metrics.ENDS.labels(self._runtime.name, end.reason.value).inc()
-        await live.execs.close()
-        live.sandbox = live.sandbox.ended(end.reason, end.detail, self._clock.now_ms())
+        metrics.ENDS.labels(self._runtime.name, live.sandbox.end_reason.value).inc()
         await self._record(live.sandbox)
+        await live.execs.close()
+        del self._live[live.sandbox.sandbox_id]
 
     async def _end(self, live: Live, reason: EndReason, detail: str) -> None:
         await live.running.stop(SandboxEnd(reason, detail))
@@ -296,7 +298,7 @@ class Scheduler:
         if not 0 <= ttl_s <= _MAX_TTL_S:
             raise InvalidSpec(f"ttl_s is {ttl_s}; it must be 0 to {_MAX_TTL_S:.0f}", field="ttl_s")
         live = self._live.get(sandbox_id)
-        if live is None or live.running.ended.done():
+        if live is None or live.sandbox.state is SandboxState.ENDED:
             sandbox = await self.get(sandbox_id)
             raise Conflict(f"sandbox {sandbox_id} has ended ({sandbox.end_reason}: {sandbox.end_detail})")
         live.sandbox = replace(live.sandbox, expires_at_ms=self._expiry(ttl_s))

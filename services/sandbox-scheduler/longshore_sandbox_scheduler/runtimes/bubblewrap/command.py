@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from longshore_common.errors import Conflict, Internal, InvalidSpec, LongshoreError, Unavailable
@@ -19,10 +19,18 @@ _KILLED = 9
 class BubblewrapCommand:
     """`domain.runtime.RunningCommand`."""
 
-    def __init__(self, link: LauncherLink, sandbox_id: str, oom_kills: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        link: LauncherLink,
+        sandbox_id: str,
+        oom_kills: Callable[[], int],
+        settled: Callable[[], Awaitable[None]],
+    ) -> None:
+        """settled: returns when it is known whether the sandbox has ended."""
         self._link = link
         self._sandbox_id = sandbox_id
         self._oom_kills = oom_kills
+        self._settled = settled
         self._oom_before = oom_kills()
         self._supervisor = 0
         self._stdin = -1
@@ -97,6 +105,8 @@ class BubblewrapCommand:
             self._feeding.cancel()
             await asyncio.gather(self._feeding, return_exceptions=True)
         self._close_stdin()
+        if not raw:
+            await self._settled()
         for drain in self._drains:
             drain.flush()
             drain.discard_rest()
@@ -129,17 +139,6 @@ class BubblewrapCommand:
         answer = await run_helper(self._link, {"op": "kill_tree", "sandbox": self._sandbox_id, "pid": self._supervisor})
         if not answer.get("complete"):
             await run_helper(self._link, {"op": "kill_all", "sandbox": self._sandbox_id})
-
-    @property
-    def open(self) -> bool:
-        """Whether a pipe is still read: processes that outlive the command may hold it."""
-        return any(not drain.closed for drain in self._drains)
-
-    def close(self) -> None:
-        """Lets go of all pipes; for when the sandbox has ended."""
-        for drain in self._drains:
-            drain.close()
-        self._close_stdin()
 
 
 def _start_error(kind: str, message: str) -> LongshoreError:

@@ -26,6 +26,7 @@ EXTRA_PROCESSES = 16
 
 _OPEN_FILES = 65536
 _STOP_WAIT_S = 10.0
+_SETTLE_S = 0.05
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
@@ -59,7 +60,6 @@ class BubblewrapSandbox:
         self._link = link
         self._ended: asyncio.Future[SandboxEnd] = asyncio.get_running_loop().create_future()
         self._wish: SandboxEnd | None = None
-        self._commands: set[BubblewrapCommand] = set()
         self._final_oom_kills = 0
 
     @property
@@ -89,11 +89,13 @@ class BubblewrapSandbox:
             detail = "its init was killed for memory" if oom else "its init process ended"
             end = SandboxEnd(EndReason.OOM if oom else EndReason.LOST, detail)
         self._ended.set_result(end)
-        for command in list(self._commands):
-            command.close()
 
     def _oom_kills(self) -> int:
         return max(self._final_oom_kills, self.cgroup.oom_kills())
+
+    async def _settle(self) -> None:
+        # Supervisors die a moment before the launcher says that their sandbox did.
+        await asyncio.wait({self._ended}, timeout=_SETTLE_S if self._wish is None else _STOP_WAIT_S)
 
     def _check_alive(self) -> None:
         if self._ended.done() or self._wish is not None:
@@ -107,7 +109,7 @@ class BubblewrapSandbox:
 
     async def start_command(self, command: Command, sink: OutputSink) -> BubblewrapCommand:
         self._check_alive()
-        running = BubblewrapCommand(self._link, self.sandbox_id, self._oom_kills)
+        running = BubblewrapCommand(self._link, self.sandbox_id, self._oom_kills, self._settle)
         request = {
             "argv": list(command.argv),
             "env": {"PATH": PATH, **self._image.env, **command.env},
@@ -117,9 +119,6 @@ class BubblewrapSandbox:
             "rlimits": self._rlimits(),
         }
         await running.start(command, request, sink)
-        self._commands = {known for known in self._commands if known.open} | {running}
-        if self._ended.done():
-            running.close()
         return running
 
     def _rlimits(self) -> dict[str, int]:

@@ -35,6 +35,7 @@ class _Held:
     error_read: int
     info_read: int
     cgroup_files: list[str]
+    info: bytes = b""
     init: int = 0
     init_fd: int = -1
     namespaces: enter.Namespaces | None = None
@@ -106,6 +107,7 @@ class Launcher:
         try:
             pid = os.fork()
             if pid == 0:
+                _forget_signals()
                 start.become_bubblewrap(request, child_ends)
         finally:
             for fd in child_ends:
@@ -117,22 +119,39 @@ class Launcher:
         )
         self._held[held.sandbox] = held
         self._monitors[pid] = held
-        self._on_readable[ready_read] = lambda: self._ready(held)
-        self._poll.register(ready_read, select.POLLIN | select.POLLHUP)
+        self._watch(ready_read, lambda: self._ready(held))
+        self._watch(info_read, lambda: self._info(held))
+
+    def _watch(self, fd: int, action: Callable[[], None]) -> None:
+        self._on_readable[fd] = action
+        self._poll.register(fd, select.POLLIN | select.POLLHUP)
+
+    def _unwatch(self, fd: int) -> bool:
+        if self._on_readable.pop(fd, None) is None:
+            return False
+        self._poll.unregister(fd)
+        return True
+
+    def _info(self, held: _Held) -> None:
+        """Bubblewrap says which process becomes init; from now on its end is noticed."""
+        data = os.read(held.info_read, 65536)
+        held.info += data
+        with contextlib.suppress(ValueError, KeyError):  # It may come in pieces.
+            held.init = int(json.loads(held.info)["child-pid"])
+            self._watch_init(held)
+        if held.init or not data:
+            self._unwatch(held.info_read)
 
     def _ready(self, held: _Held) -> None:
-        self._poll.unregister(held.ready_read)
-        del self._on_readable[held.ready_read]
+        self._unwatch(held.ready_read)
+        if held.info_read in self._on_readable:
+            self._info(held)
         if os.read(held.ready_read, 1) == b"r":
             try:
-                held.init = int(json.loads(os.read(held.info_read, 65536))["child-pid"])
-                held.init_fd = os.pidfd_open(held.init)
                 held.namespaces = enter.Namespaces.open(held.init)
-            except (OSError, ValueError, KeyError) as error:
-                self._fail(held, f"bubblewrap did not report its child: {error}")
+            except OSError as error:
+                self._fail(held, f"its init process ended at once: {error}")
                 return
-            self._on_readable[held.init_fd] = lambda: self._init_ended(held)
-            self._poll.register(held.init_fd, select.POLLIN)
             self._send({"id": held.request_id, "init": held.init, "monitor": held.monitor})
         else:
             os.set_blocking(held.error_read, False)
@@ -141,14 +160,24 @@ class Launcher:
                 message = os.read(held.error_read, 65536)
             self._fail(held, message.decode(errors="replace").strip() or "bubblewrap ended without a message")
 
-    def _init_ended(self, held: _Held) -> None:
-        # Init's whole pid namespace is empty by now. Bubblewrap cannot notice: SIGCHLD is ignored there.
-        self._poll.unregister(held.init_fd)
-        del self._on_readable[held.init_fd]
-        os.close(held.init_fd)
-        held.init_fd = -1
+    def _watch_init(self, held: _Held) -> None:
+        try:
+            held.init_fd = os.pidfd_open(held.init)
+        except ProcessLookupError:
+            self._kill_monitor(held)
+            return
+        self._watch(held.init_fd, lambda: self._init_ended(held))
+
+    def _kill_monitor(self, held: _Held) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(held.monitor, signal.SIGKILL)
+
+    def _init_ended(self, held: _Held) -> None:
+        # Init's whole pid namespace is empty by now. Bubblewrap cannot notice: SIGCHLD is ignored there.
+        self._unwatch(held.init_fd)
+        os.close(held.init_fd)
+        held.init_fd = -1
+        self._kill_monitor(held)
 
     def _fail(self, held: _Held, message: str) -> None:
         self._send({"id": held.request_id, "error": message})
@@ -159,9 +188,14 @@ class Launcher:
         if held is None:
             self._send({"event": "ended", "sandbox": sandbox})
             return
-        for pid in (*held.helpers, held.init or held.monitor):
+        for pid in held.helpers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if held.init_fd < 0:
+            self._kill_monitor(held)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(held.init_fd, signal.SIGKILL)
 
     def _signal(self, pid: int, signum: int) -> None:
         # pid is a supervisor; the command is its first child.
@@ -190,8 +224,7 @@ class Launcher:
         self._send({"id": request["id"], "pid": pid})
 
     def _in_child(self, request: dict[str, Any], held: _Held, fds: list[int]) -> NoReturn:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _forget_signals()
         namespaces = held.namespaces
         assert namespaces is not None
         operation = request["op"]
@@ -226,6 +259,7 @@ class Launcher:
     def _ended(self, held: _Held, status: int) -> None:
         if held.ready_read in self._on_readable:
             self._ready(held)
+        self._unwatch(held.info_read)
         if held.init_fd >= 0:
             self._init_ended(held)
         del self._held[held.sandbox]
@@ -234,6 +268,11 @@ class Launcher:
         if held.namespaces is not None:
             held.namespaces.close()
         self._send({"event": "ended", "sandbox": held.sandbox, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _forget_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _own_namespaces(privileged: bool) -> None:

@@ -72,7 +72,7 @@ def _signal(pid: int, signum: signal.Signals) -> None:
 
 
 def resident_bytes(init: int) -> int:
-    """Memory of all processes in init's pid namespace; shared pages count once for each process."""
+    """Memory of all processes in init's pid namespace that no other process or file shares."""
     wanted = os.readlink(f"/proc/{init}/ns/pid")
     page = os.sysconf("SC_PAGE_SIZE")
     total = 0
@@ -81,5 +81,6 @@ def resident_bytes(init: int) -> int:
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/{entry}/ns/pid") == wanted:
                     with open(f"/proc/{entry}/statm", "rb") as file:
-                        total += int(file.read().split()[1]) * page
+                        resident, shared = file.read().split()[1:3]
+                        total += (int(resident) - int(shared)) * page
     return total
