@@ -308,7 +308,7 @@ async def test_network_is_unreachable(agent_world: World) -> None:
 async def test_host_files_are_unreachable(agent_world: World, tmp_path: Path) -> None:
     (tmp_path / "host-secret").write_text("host")
     agent = await agent_world.sandbox()
-    script = f"cat {tmp_path}/host-secret; ls {os.getcwd()}; cat /etc/shadow; ls /proc/1/root/; ls -d /work /home/*"
+    script = f"cat {tmp_path}/host-secret; ls {os.getcwd()}; cat /etc/shadow; ls /proc/1/root/; ls -d /home/*"
     result = await agent.exec(["sh", "-c", script], timeout_s=10)
     assert result.stdout.head == b""
     seen = (
