@@ -125,6 +125,7 @@ async def test_evaluation_is_paired(harbor: Harbor) -> None:
 POINTS = ["before batch", "before manifest", "before publish", "before commit", "before report"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "step"), [*((point, 1) for point in POINTS), *((point, STEPS) for point in POINTS[3:])]
 )
@@ -197,6 +198,7 @@ async def test_engine_that_does_not_start_fails_the_run_with_one_clear_error(har
 PHASES = [RunState.WARMING, RunState.SERVING, RunState.TRAINING, RunState.EVALUATING]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 async def test_controller_is_killed_in_each_phase_and_resumes(harbor: Harbor, phase: RunState) -> None:
     """kill -9: nothing is written at the end; the next start finds the run, and a resume does the rest exactly once."""
@@ -216,6 +218,7 @@ async def test_controller_is_killed_in_each_phase_and_resumes(harbor: Harbor, ph
     assert report.evaluation_attempts.planned == 3 * 2 + 2 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 async def test_stop_and_resume_in_each_phase(harbor: Harbor, phase: RunState) -> None:
     async with harbor.controller() as living:

@@ -19,11 +19,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(folder: Path, port: int) -> subprocess.Popen[str]:
+def start(folder: Path, port: int, metrics: int) -> subprocess.Popen[str]:
     env = {
         **os.environ,
         "LONGSHORE_SECRET": "s",
         "LONGSHORE_CONTROLLER_HTTP_ADDRESS": f"127.0.0.1:{port}",
+        "LONGSHORE_CONTROLLER_METRICS_ADDRESS": f"127.0.0.1:{metrics}",
         "LONGSHORE_CONTROLLER_DATA_DIR": str(folder / "controller"),
     }
     argv = [sys.executable, "-m", "longshore_controller"]
@@ -31,8 +32,8 @@ def start(folder: Path, port: int) -> subprocess.Popen[str]:
 
 
 def test_starts_alone_and_ends_on_sigterm(tmp_path: Path) -> None:
-    port = free_port()
-    process = start(tmp_path, port)
+    port, metrics = free_port(), free_port()
+    process = start(tmp_path, port, metrics)
     try:
         deadline = time.monotonic() + 60
         while True:
@@ -45,6 +46,8 @@ def test_starts_alone_and_ends_on_sigterm(tmp_path: Path) -> None:
                 time.sleep(0.1)
         answer = httpx.get(f"http://127.0.0.1:{port}/v1/runs", headers={"authorization": "Bearer s"}, trust_env=False)
         assert answer.json() == {"runs": [], "next_page_token": ""}
+        page = httpx.get(f"http://127.0.0.1:{metrics}/metrics", trust_env=False).text
+        assert "longshore_controller_runs" in page
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
@@ -56,7 +59,7 @@ def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        process = start(tmp_path, taken.getsockname()[1])
+        process = start(tmp_path, taken.getsockname()[1], free_port())
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "the port is in use" in errors.splitlines()[-1]
