@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from wsgiref.simple_server import WSGIServer
 
 import grpc.aio
-from prometheus_client import start_http_server
 
 from longshore.controller.v1 import controller_pb2_grpc as rpc
 from longshore_common.app import App, GrpcEndpoint, HttpEndpoint
@@ -218,17 +216,7 @@ async def build(settings: Settings) -> App:
     parts = wire(settings, database, _adapters(settings, channels))
     servicer = ControllerServicer(parts.application)
 
-    metrics_page: list[WSGIServer] = []
-
-    async def start() -> None:
-        if settings.metrics_address:
-            host, _, port = settings.metrics_address.rpartition(":")
-            metrics_page.append(start_http_server(int(port), host)[0])
-        await parts.manager.recover()
-
     async def stop() -> None:
-        for page in metrics_page:
-            await asyncio.to_thread(page.shutdown)
         for channel in channels.values():
             await channel.close()
         await database.close()
@@ -245,6 +233,6 @@ async def build(settings: Settings) -> App:
         grpc=[endpoint],
         http=rest,
         background=[parts.manager.serve, parts.observer.serve],
-        on_start=start,
+        on_start=parts.manager.recover,
         on_stop=stop,
     )

@@ -80,7 +80,7 @@ class Living:
         run, _ = await self.parts.application.submission.submit(text, False, key)
         return run
 
-    async def until(self, run_id: str, *states: RunState, timeout_s: float = 20.0) -> RunRecord:
+    async def until(self, run_id: str, *states: RunState, timeout_s: float = 60.0) -> RunRecord:
         """Waits for one of the states."""
         wanted = states or (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED)
         deadline = asyncio.get_running_loop().time() + timeout_s
