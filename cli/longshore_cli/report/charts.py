@@ -70,7 +70,7 @@ class Bar:
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round tick values that cover [low, high]; at least two."""
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):
         low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
     raw = (high - low) / count
     magnitude = 10.0 ** math.floor(math.log10(raw))
