@@ -71,7 +71,8 @@ class Bar:
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round tick values that cover [low, high]; at least two."""
     if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):
-        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+        half = 0.5 * abs(low) if abs(low) > 1e-290 else 0.5
+        low, high = low - half, high + half
     raw = (high - low) / count
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= raw * (1 - 1e-9))
