@@ -71,6 +71,8 @@ def prepare_process() -> None:
     # Spinning threads cost several times their gain on machines where engine and services share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # DeepSpeed decorates an optimizer we do not use with torch.compile: that imports Inductor, for seconds.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RANK_SCRIPT = """
 import json, sys
@@ -53,7 +53,8 @@ group.leave()
 
 # One token against eleven, prompts of any length: what uneven ranks and micro-batches trip over.
 LENGTHS = [[5, 5], [9, 1], [30, 11], [3, 2], [17, 7], [4, 4], [12, 1]]
-OVERRIDES = {"learning_rate": 1e-3, "epochs": 2, "minibatch_size": 4, "kl_coefficient": 0.05}
+# With Adam's usual epsilon, rounding is divided by itself where a gradient is near zero.
+OVERRIDES = {"adam_epsilon": 1e-4, "learning_rate": 1e-3, "epochs": 2, "minibatch_size": 4, "kl_coefficient": 0.05}
 
 
 Variant = tuple[str, int | None, dict[str, Any]]
@@ -80,7 +81,7 @@ def update(folder: Path, model_dir: Path, ranks: int, variants: list[Variant]) -
     listed = [(name, zero, OVERRIDES | overrides) for name, zero, overrides in variants]
     given.write_text(json.dumps([LENGTHS, str(model_dir), listed, str(out)]))
     launcher = [sys.executable] if ranks == 1 else [sys.executable, *torchrun(ranks)]
-    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", "TORCHDYNAMO_DISABLE": "1"}
     command = [*launcher, str(script), str(given)]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
