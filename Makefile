@@ -3,6 +3,8 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
+# Without cached bytecode every process compiles torch and vLLM again.
+unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
 HOME_DIR ?= runs/demo
 ARGS ?=
@@ -33,7 +35,7 @@ check: setup ## Format, lint, types, import contracts, protos up to date
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 	@.venv/bin/buf lint proto
-	@PATH=.venv/bin:$$PATH tools/check_generated.sh
+	@PATH=$(CURDIR)/.venv/bin:$$PATH tools/check_generated.sh
 	@$(PY) tools/check_tree.py
 
 format: setup ## Format and fix what can be fixed
@@ -41,7 +43,7 @@ format: setup ## Format and fix what can be fixed
 	@.venv/bin/ruff check --fix .
 
 proto: setup ## Regenerate gen/python from proto/
-	@PATH=.venv/bin:$$PATH tools/generate_protos.sh
+	@PATH=$(CURDIR)/.venv/bin:$$PATH tools/generate_protos.sh
 
 pins: ## Recompile requirements/*.txt
 	@requirements/compile.sh

@@ -23,7 +23,9 @@ def missing(where: str, value: dict[str, object], keys: list[str]) -> list[str]:
 
 
 def problems(report: dict) -> list[str]:
-    found = [text for where, keys in REQUIRED.items() for text in missing(where, report[where] if where else report, keys)]
+    found = [
+        text for where, keys in REQUIRED.items() for text in missing(where, report[where] if where else report, keys)
+    ]
     if found:
         return found
     for index, panel in enumerate(report["panels"]):

@@ -27,7 +27,7 @@ command -v c++ >/dev/null || command -v g++ >/dev/null ||
 say "making .venv (about 5 GB; a minute or two when nothing is cached)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 [ -x .venv/bin/uv ] || .venv/bin/python -m pip install -q --disable-pip-version-check uv
-.venv/bin/uv pip sync -q --python .venv/bin/python --require-hashes requirements/local.txt
+.venv/bin/uv pip sync -q --compile-bytecode --python .venv/bin/python --require-hashes requirements/local.txt
 .venv/bin/uv pip install -q --python .venv/bin/python --no-deps --no-build-isolation -e .
 echo "$want" >"$stamp"
 say "done"

@@ -1,4 +1,4 @@
-"""Helpers of the end-to-end tests: real services, real vLLM, real DeepSpeed, real sandboxes, in processes of their own."""
+"""Helpers of the end-to-end tests: real services, vLLM, DeepSpeed and sandboxes, in processes of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each service starts alone, as a process of its own, answers its health check, and stops on SIGTERM leaving nothing."""
+"""Each service starts alone, as a process of its own, answers its health check, and stops on SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tests.e2e.conftest import start, until
 
 SERVICES = {

@@ -6,6 +6,7 @@ One short run serves all tests of this file: it is what takes time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import runpy
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from longshore.trajectory.v1 import trajectory_pb2, trajectory_pb2_grpc
 from longshore_cli.local.home import Home
 from longshore_cli.local.process import snapshot_services
@@ -61,10 +63,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         with_grace[0] = processes_of(home, {os.getpid()})
         return not with_grace[0]
 
-    try:
+    with contextlib.suppress(AssertionError):  # said by the test below, with the processes' names
         until(gone, 20, "all processes of the killed run gone")
-    except AssertionError:
-        pass  # said by the test below, with the processes' names
     again = subprocess.run(
         [*command, "-o", "json"], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=900
     )
@@ -130,10 +130,16 @@ def test_planned_and_refilled_are_accounted_for(finished: Finished):
 
 def test_every_captured_turn_equals_a_fresh_forward_pass(finished: Finished):
     """Ids and logprobs of all turns, against the weights of the version that each turn says it came from."""
-    from longshore_cli.demo.capture import check_capture
+    from longshore_cli.demo.capture import compare_captured
+
+    checkpoints = finished.home / "checkpoints" / run_id(finished)
+    folders = {0: str(checkpoints / "v0")}
+    for manifest in checkpoints.glob("manifests/*.json"):
+        value = json.loads(manifest.read_text())
+        folders[value["version"]] = str(checkpoints / value["policy"]["path"])
 
     async def check(stub: Any) -> Any:
-        return await check_capture(Home(finished.home), run_id(finished), stub, versions=None, per_version=None)
+        return await compare_captured(Home(finished.home), run_id(finished), folders, stub, 10_000, 10_000)
 
     result = ask(finished, check)
     assert result["problems"] == []
@@ -173,7 +179,11 @@ def test_masks_are_one_exactly_on_sampled_tokens(finished: Finished):
 def test_a_finished_demo_says_so_and_does_nothing(finished: Finished):
     before = (finished.home / "report.json").stat().st_mtime_ns
     done = subprocess.run(
-        [LONGSHORE, "demo", "--home", str(finished.home)], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
+        [LONGSHORE, "demo", "--home", str(finished.home)],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0
     assert "finished" in done.stderr

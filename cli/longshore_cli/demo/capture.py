@@ -81,15 +81,17 @@ async def _sealed(stub: Any, run_id: str) -> dict[int, list[str]]:
             return found
 
 
-async def _sample(stub: Any, run_id: str, folders: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
+async def _sample(
+    stub: Any, run_id: str, folders: Mapping[int, str], versions: int, per_version: int
+) -> tuple[list[dict[str, Any]], list[str]]:
     from longshore.trajectory.v1 import trajectory_pb2
 
     by_version = await _sealed(stub, run_id)
     turns: list[dict[str, Any]] = []
     problems: list[str] = []
-    for version in pick(list(by_version), VERSIONS):
+    for version in pick(list(by_version), versions):
         attempts = by_version[version]
-        for index in pick(range(len(attempts)), ATTEMPTS_PER_VERSION):
+        for index in pick(range(len(attempts)), per_version):
             request = trajectory_pb2.GetAttemptRequest(attempt_id=attempts[index], with_turns=True)
             answer = await stub.GetAttempt(request)
             live = [
@@ -117,7 +119,19 @@ async def check_capture(home: Home, run_id: str, alias: str, trajectory: Any, ga
         CliError: the check itself could not run.
     """
     folders = await policy_folders(gateway, alias)
-    turns, problems = await _sample(trajectory, run_id, folders)
+    return await compare_captured(home, run_id, folders, trajectory)
+
+
+async def compare_captured(
+    home: Home,
+    run_id: str,
+    folders: Mapping[int, str],
+    trajectory: Any,
+    versions: int = VERSIONS,
+    per_version: int = ATTEMPTS_PER_VERSION,
+) -> dict[str, Any]:
+    """Compares the turns of up to per_version attempts of up to `versions` versions. folders: weights by version."""
+    turns, problems = await _sample(trajectory, run_id, folders, versions, per_version)
     if not turns:
         return {"ok": False, "turns": 0, "tokens": 0, "problems": ["no captured turn of a scored attempt was found"]}
     results = [

@@ -1,4 +1,4 @@
-"""What can be done inside one sandbox and what comes out: a protocol and plain records, free of gRPC, for domain code."""
+"""What can be done inside one sandbox and what comes out: a protocol and plain records, free of gRPC."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ async def _serve(name: str, settings: Settings, build: Callable[[Settings], Awai
         _serve_metrics(name, settings.metrics_address)
     if not settings.secret.get_secret_value():
         log.get_logger(__name__).warning("calls are not authenticated: LONGSHORE_SECRET is not set", service=name)
-    await serve_until_signal(await build(settings))
+    # Served above, so no service has to.
+    await serve_until_signal(await build(settings.model_copy(update={"metrics_address": None})))
 
 
 def _serve_metrics(name: str, address: str) -> None:

@@ -106,6 +106,7 @@ class LocalEngineLauncher:
             connect_timeout_s=self._settings.connect_timeout_s,
             call_timeout_s=self._settings.call_timeout_s,
             admin_timeout_s=self._settings.admin_timeout_s,
+            base_apart=base_name,
         )
         try:
             await self._wait_ready(standby.child, client, base_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import AsyncIterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from longshore_common.errors import Internal, InvalidSpec, LongshoreError, Unavailable
+from longshore_inference_gateway.clients.batch_kinds import BatchKinds
 from longshore_inference_gateway.domain.models import Generated, GenerateRequest, Reason
 
 _GENERATE = "/inference/v1/generate"
@@ -18,11 +20,22 @@ _SSE_DONE = b"[DONE]"
 
 
 class VllmClient:
-    """One engine. Connections are kept alive; there is no limit here because admission is bounded before."""
+    """One engine. Connections are kept alive; there is no limit here because admission is bounded before.
+
+    base_apart: name of the base model when its calls must not share a batch with those of adapters (see batch_kinds).
+    """
 
     def __init__(
-        self, address: str, *, connect_timeout_s: float, call_timeout_s: float, admin_timeout_s: float
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float,
+        call_timeout_s: float,
+        admin_timeout_s: float,
+        base_apart: str | None = None,
     ) -> None:
+        self._base_apart = base_apart
+        self._kinds = BatchKinds()
         self._address = address
         self._call_timeout = aiohttp.ClientTimeout(total=call_timeout_s, sock_connect=connect_timeout_s)
         self._admin_timeout = aiohttp.ClientTimeout(total=admin_timeout_s, sock_connect=connect_timeout_s)
@@ -39,7 +52,8 @@ class VllmClient:
 
     async def generate(self, request: GenerateRequest) -> Generated:
         """All tokens at once."""
-        status, raw = await self._post(_GENERATE, _body(request, stream=False), self._call_timeout)
+        async with self._batch_of(request):
+            status, raw = await self._post(_GENERATE, _body(request, stream=False), self._call_timeout)
         if status != 200:
             raise self._refused(status, raw)
         return _generated(self._json(raw))
@@ -47,9 +61,12 @@ class VllmClient:
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Generated]:
         """Pieces in order. Leaving the iterator early aborts the request in the engine."""
         try:
-            async with self._session.post(
-                _GENERATE, data=_body(request, stream=True), headers=_JSON, timeout=self._call_timeout
-            ) as response:
+            async with (
+                self._batch_of(request),
+                self._session.post(
+                    _GENERATE, data=_body(request, stream=True), headers=_JSON, timeout=self._call_timeout
+                ) as response,
+            ):
                 if response.status != 200:
                     raise self._refused(response.status, await response.read())
                 finished = False
@@ -66,6 +83,11 @@ class VllmClient:
                     raise self._lost("the stream ended before the last token")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._lost(_text(error)) from error
+
+    def _batch_of(self, request: GenerateRequest) -> contextlib.AbstractAsyncContextManager[None]:
+        if self._base_apart is None:
+            return contextlib.nullcontext()
+        return self._kinds.of(request.model != self._base_apart)
 
     async def load_adapter(self, name: str, folder: str) -> None:
         """Loads a LoRA adapter; already loaded: a no-op."""

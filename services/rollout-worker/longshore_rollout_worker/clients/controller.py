@@ -70,4 +70,6 @@ def _lease(lease: controller_pb2.Lease) -> Lease:
         ttl_s=lease.ttl_s,
         trains=lease.purpose == trajectory_pb2.PURPOSE_TRAIN,
         verifier_digest=lease.verifier_digest,
+        sandbox_limits={field.name: value for field, value in lease.limits.ListFields()},
+        regrade=lease.regrade,
     )

@@ -21,6 +21,7 @@ class GrpcScheduler:
             task_digest=lease.task_digest,
             run_id=lease.run_id,
             attempt_id=lease.key.attempt_id,
+            limits=sandbox_pb2.Limits(**lease.sandbox_limits) if lease.sandbox_limits else None,
             ttl_s=ttl_s,
             idempotency_key=f"{lease.key.attempt_id}-{lease.key.epoch}",
         )

@@ -202,7 +202,9 @@ class AttemptRunner:
             raise AttemptFailure(Failure.CAPTURE_INCOMPLETE, f"session {session.session_id}: {use.turns} turns")
 
     async def _verify(self, lease: Lease, sandbox: ClaimedSandbox) -> Graded | NotGraded:
-        return await _translated(Stage.VERIFY, self._services.verifier.verify(lease, sandbox, self._settings.regrade))
+        return await _translated(
+            Stage.VERIFY, self._services.verifier.verify(lease, sandbox, self._settings.regrade and lease.regrade)
+        )
 
     async def _seal(self, lease: Lease, harness: Harness, held: _Held, result: HarnessResult, grade: Graded) -> None:
         termination = Termination.AGENT_BROKE_VERIFIER if grade.agent_broke_verifier else result.termination

@@ -1,7 +1,7 @@
 """What the worker needs from other services. Implemented in clients/, faked in tests. Methods raise LongshoreError."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from longshore_common.sandbox_exec import SandboxAgent
@@ -46,6 +46,9 @@ class Lease:
     ttl_s: float
     trains: bool
     verifier_digest: str
+    sandbox_limits: Mapping[str, float | int] = field(default_factory=dict)
+    """Lower limits than the task's own, by the contracts' keys."""
+    regrade: bool = True
 
 
 @dataclass(frozen=True)
