@@ -2,7 +2,7 @@
 
 vLLM's LoRA kernels on the CPU apply an adapter to rows that ask for none: with index -1 they read the last adapter's
 weights. Seen here as version 0 solving 12% instead of 33% while another version was evaluated beside it, with logprobs
-off by 1.6; found by the capture check. Calls of the same kind run together; the kinds take turns, first come first served.
+off by 1.6; found by the capture check. Calls of one kind run together; the kinds take turns, first come first served.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class ExternalEngines:
     ) -> None:
         self._addresses = addresses
         self._clock = clock
-        self._timeouts = {
+        self._timeouts: dict[str, Any] = {
             "connect_timeout_s": connect_timeout_s,
             "call_timeout_s": call_timeout_s,
             "admin_timeout_s": admin_timeout_s,

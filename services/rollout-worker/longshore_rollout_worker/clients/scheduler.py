@@ -1,5 +1,7 @@
 """Sandboxes from the scheduler."""
 
+from typing import Any
+
 import grpc.aio
 
 from longshore.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
@@ -21,7 +23,7 @@ class GrpcScheduler:
             task_digest=lease.task_digest,
             run_id=lease.run_id,
             attempt_id=lease.key.attempt_id,
-            limits=sandbox_pb2.Limits(**lease.sandbox_limits) if lease.sandbox_limits else None,
+            limits=_lowered(lease),
             ttl_s=ttl_s,
             idempotency_key=f"{lease.key.attempt_id}-{lease.key.epoch}",
         )
@@ -51,6 +53,11 @@ class GrpcScheduler:
 
     async def delete(self, sandbox_id: str) -> None:
         await self._stub.DeleteSandbox(sandbox_pb2.DeleteSandboxRequest(sandbox_id=sandbox_id))
+
+
+def _lowered(lease: Lease) -> sandbox_pb2.Limits | None:
+    wanted: dict[str, Any] = dict(lease.sandbox_limits)
+    return sandbox_pb2.Limits(**wanted) if wanted else None
 
 
 def _limits(limits: sandbox_pb2.Limits) -> dict[str, float | int]:
