@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from longshore_common.clock import Clock
 from longshore_common.errors import LongshoreError, Unavailable
