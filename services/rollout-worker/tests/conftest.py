@@ -322,7 +322,7 @@ class Stack:
             "purpose": trajectory_pb2.PURPOSE_TRAIN,
             "verifier_digest": "sha256:v",
         }
-        self.controller.queue.append(controller_pb2.Lease(**{**values, **changes}))
+        self.controller.queue.append(controller_pb2.Lease(regrade=True, **{**values, **changes}))
 
     async def ended(self, attempts: int = 1) -> None:
         """Waits until so many leases were freed, all their sandboxes deleted and their sessions closed."""
