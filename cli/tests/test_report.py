@@ -60,6 +60,16 @@ def _keys(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
+def test_a_report_without_any_one_key_still_renders() -> None:
+    for path in _keys(SAMPLE):
+        report = copy.deepcopy(SAMPLE)
+        where: Any = report
+        for key in path[:-1]:
+            where = where[key]
+        where.pop(path[-1])
+        assert "What this does not show" in render_html(report), path
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(_keys(SAMPLE)), min_size=1, max_size=12, unique=True))
 def test_a_report_with_holes_still_renders(holes: list[tuple[Any, ...]]) -> None:
