@@ -39,8 +39,7 @@ async def _serve(name: str, settings: Settings, build: Callable[[Settings], Awai
         _serve_metrics(name, settings.metrics_address)
     if not settings.secret.get_secret_value():
         log.get_logger(__name__).warning("calls are not authenticated: LONGSHORE_SECRET is not set", service=name)
-    # Served above, so no service has to.
-    await serve_until_signal(await build(settings.model_copy(update={"metrics_address": None})))
+    await serve_until_signal(await build(settings))
 
 
 def _serve_metrics(name: str, address: str) -> None:

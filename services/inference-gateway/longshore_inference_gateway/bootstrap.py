@@ -11,7 +11,6 @@ from pathlib import Path
 
 import grpc.aio
 import zstandard
-from prometheus_client import make_asgi_app
 
 from longshore.gateway.v1 import gateway_pb2_grpc
 from longshore_common.app import App, GrpcEndpoint, HttpEndpoint
@@ -65,8 +64,6 @@ async def build(settings: Settings) -> App:
     servicer = GatewayServicer(parts.sessions, parts.policies, base_url=base_url, default_ttl_s=settings.session_ttl_s)
     port = DataPort(parts.sessions, parts.chat, max_body_bytes=settings.max_body_bytes)
     http = [HttpEndpoint(http_address, port)]
-    if settings.metrics_address:
-        http.append(HttpEndpoint(settings.metrics_address, make_asgi_app()))
     secret = settings.secret.get_secret_value() or None
     return App(
         name=NAME,

@@ -10,7 +10,7 @@ import grpc.aio
 
 from longshore.agent.v1 import agent_pb2, agent_pb2_grpc
 from longshore.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
-from longshore_common.app import App, GrpcEndpoint, HttpEndpoint
+from longshore_common.app import App, GrpcEndpoint
 from longshore_common.clock import SystemClock
 from longshore_common.database import Database, migrate
 from longshore_common.errors import Unavailable
@@ -114,16 +114,7 @@ async def build(settings: Settings) -> App:
             GrpcEndpoint(settings.grpc_address, (sandbox_name,), register_sandbox, secret),
             GrpcEndpoint(agent_address, (agent_name,), register_agent, None),
         ),
-        http=_metrics(settings),
         background=(scheduler.sweep_forever,),
         on_start=scheduler.start,
         on_stop=stop,
     )
-
-
-def _metrics(settings: Settings) -> tuple[HttpEndpoint, ...]:
-    if settings.metrics_address is None:
-        return ()
-    from prometheus_client import make_asgi_app
-
-    return (HttpEndpoint(settings.metrics_address, make_asgi_app()),)

@@ -6,7 +6,6 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import grpc.aio
-from prometheus_client import start_http_server
 
 from longshore.catalog.v1 import catalog_pb2_grpc
 from longshore.sandbox.v1 import sandbox_pb2_grpc
@@ -66,11 +65,6 @@ async def build(settings: Settings) -> App:
     def register(server: grpc.aio.Server) -> None:
         catalog_pb2_grpc.add_CatalogServiceServicer_to_server(servicer, server)
 
-    async def on_start() -> None:
-        if settings.metrics_address:
-            host, _, port = settings.metrics_address.rpartition(":")
-            start_http_server(int(port), host)
-
     secret = settings.secret.get_secret_value() or None
     endpoint = GrpcEndpoint(settings.grpc_address, (SERVICE,), register, secret)
-    return App(name=NAME, grpc=[endpoint], on_start=on_start, on_stop=closing.aclose)
+    return App(name=NAME, grpc=[endpoint], on_stop=closing.aclose)

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import grpc.aio
-from prometheus_client import start_http_server
 from sqlalchemy import event
 
 from longshore.trajectory.v1 import trajectory_pb2_grpc as pb_grpc
@@ -50,11 +49,6 @@ async def build(settings: Settings) -> App:
     def register(server: grpc.aio.Server) -> None:
         pb_grpc.add_TrajectoryServiceServicer_to_server(servicer, server)
 
-    async def on_start() -> None:
-        if settings.metrics_address:
-            host, _, port = settings.metrics_address.rpartition(":")
-            start_http_server(int(port), host)
-
     secret = settings.secret.get_secret_value() or None
     endpoint = GrpcEndpoint(settings.grpc_address, (SERVICE,), register, secret)
-    return App(name=NAME, grpc=[endpoint], on_start=on_start, on_stop=store.close)
+    return App(name=NAME, grpc=[endpoint], on_stop=store.close)
