@@ -107,7 +107,8 @@ async def follow(stub: Any, run_id: str, output: Output, timeout: float | None) 
             print_event(answer.event, output)
 
     try:
-        await asyncio.wait_for(read(), timeout)
+        async with asyncio.timeout(timeout):
+            await read()
     except TimeoutError as error:
         raise CliError(f"run {run_id} has not ended after {timeout:g} s; it goes on", ExitCode.TIMEOUT) from error
     run = (await stub.GetRun(controller_pb2.GetRunRequest(run=run_id))).run

@@ -130,7 +130,8 @@ async def _last_sequence(stub: Any, run_id: str) -> int:
     last = 0
     try:
         while True:
-            answer = await asyncio.wait_for(call.read(), 0.5)
+            async with asyncio.timeout(0.5):
+                answer = await call.read()
             if not hasattr(answer, "event"):
                 return last
             last = answer.event.sequence

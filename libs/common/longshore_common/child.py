@@ -50,12 +50,14 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
             try:
-                await asyncio.wait_for(self._process.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(signal.SIGUSR1)
                 try:
-                    await asyncio.wait_for(self._process.wait(), 5.0)
+                    async with asyncio.timeout(5.0):
+                        await self._process.wait()
                 except TimeoutError:
                     self._process.kill()
         return await self._process.wait()

@@ -142,7 +142,8 @@ def call_sync(method: Callable[..., T], request: Any, **keywords: Any) -> T:
 async def wait_ready(channel: grpc.aio.Channel, timeout_s: float) -> bool:
     """Whether the channel got connected within timeout_s."""
     try:
-        await asyncio.wait_for(channel.channel_ready(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await channel.channel_ready()
     except TimeoutError:
         return False
     return True

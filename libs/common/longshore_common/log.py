@@ -27,7 +27,8 @@ def configure(level: str = "info", json: bool = False, stream: TextIO | None = N
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(stream or sys.stderr),
+        # Looked up at each call: sys.stderr of now, not of the day this ran (it may be closed since).
+        logger_factory=lambda *_: structlog.PrintLogger(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
 

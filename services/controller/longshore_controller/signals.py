@@ -24,7 +24,8 @@ class Signal:
 async def wait_for(ticket: asyncio.Event, timeout_s: float) -> bool:
     """Whether the ticket was called within timeout_s."""
     try:
-        await asyncio.wait_for(ticket.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await ticket.wait()
     except TimeoutError:
         return False
     return True

@@ -181,7 +181,8 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
     async def _pause(self) -> None:
         if self.delay_s:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.stopping.wait(), self.delay_s)
+                async with asyncio.timeout(self.delay_s):
+                    await self.stopping.wait()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = b""

@@ -33,7 +33,8 @@ class Admission:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            await asyncio.wait_for(asyncio.shield(turn), wait_s)
+            async with asyncio.timeout(wait_s):
+                await asyncio.shield(turn)
         except TimeoutError:
             self._leave(turn)
             raise QuotaExceeded(

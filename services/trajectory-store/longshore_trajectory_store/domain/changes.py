@@ -36,4 +36,5 @@ class Changes:
 
         async with self._condition:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._condition.wait_for(changed), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._condition.wait_for(changed)

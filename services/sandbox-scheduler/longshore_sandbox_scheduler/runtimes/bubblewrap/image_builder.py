@@ -287,7 +287,8 @@ async def _run(sandbox: BubblewrapSandbox, step: Run, timeout_s: float) -> None:
 
     command = await sandbox.start_command(Command(step.argv, step.env, step.workdir, step.user), take)
     try:
-        end = await asyncio.wait_for(command.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            end = await command.wait()
     except TimeoutError:
         await command.kill_tree()
         raise InvalidSpec(f"RUN did not end within {timeout_s:.0f} s (build_timeout_sec)") from None

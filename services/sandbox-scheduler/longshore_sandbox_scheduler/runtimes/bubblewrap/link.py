@@ -81,7 +81,8 @@ class LauncherLink:
 
     async def _wait_started(self, started: asyncio.Future[str]) -> None:
         try:
-            problem = await asyncio.wait_for(started, _START_TIMEOUT_S)
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                problem = await started
         except TimeoutError:
             problem = f"it did not start within {_START_TIMEOUT_S:.0f} s"
         if problem:
@@ -175,7 +176,8 @@ class LauncherLink:
         self._close_socket()
         if self._process is not None:
             try:
-                await asyncio.wait_for(self._process.wait(), 5.0)
+                async with asyncio.timeout(5.0):
+                    await self._process.wait()
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
