@@ -567,17 +567,21 @@ class HealthResponse(_message.Message):
 
     SANDBOX_ID_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     sandbox_id: _builtins.str
     runtime: _builtins.str
+    instance: _builtins.str
+    """Which incarnation answers: the pod's UID; empty where the scheduler hosts the agent."""
     def __init__(
         self,
         *,
         sandbox_id: _builtins.str = ...,
         runtime: _builtins.str = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runtime", b"runtime", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "runtime", b"runtime", "sandbox_id", b"sandbox_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
