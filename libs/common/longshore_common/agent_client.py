@@ -57,11 +57,15 @@ class AgentChannels:
 
     def client(self, address: str, token: str) -> AgentClient:
         """A client for the sandbox of this token."""
+        return AgentClient(self.stub(address), token)
+
+    def stub(self, address: str) -> Any:
+        """The bare stub of an address."""
         if address not in self._channels:
             channel = open_channel(address)
             self._channels[address] = (channel, agent_pb2_grpc.AgentServiceStub(channel))
         self._channels.move_to_end(address)
-        return AgentClient(self._channels[address][1], token)
+        return self._channels[address][1]
 
     async def trim(self) -> None:
         """Closes channels beyond the bound; call it now and then."""

@@ -10,15 +10,18 @@ import grpc.aio
 
 from longshore.agent.v1 import agent_pb2, agent_pb2_grpc
 from longshore.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
+from longshore_common.agent_client import AgentChannels
 from longshore_common.app import App, GrpcEndpoint
 from longshore_common.clock import SystemClock
 from longshore_common.database import Database, migrate
 from longshore_common.errors import Unavailable
 from longshore_sandbox_scheduler.api.agent_servicer import AgentServicer
+from longshore_sandbox_scheduler.api.agent_tokens import JwtAgentTokens
 from longshore_sandbox_scheduler.api.sandbox_servicer import SandboxServicer
 from longshore_sandbox_scheduler.clients.catalog import GrpcTasks
 from longshore_sandbox_scheduler.domain.admission import Admission
 from longshore_sandbox_scheduler.domain.model import Limits
+from longshore_sandbox_scheduler.domain.ports import AlwaysLeader
 from longshore_sandbox_scheduler.domain.runtime import Runtime
 from longshore_sandbox_scheduler.domain.scheduler import Policy, Scheduler
 from longshore_sandbox_scheduler.runtimes.bubblewrap.runtime import BubblewrapOptions, BubblewrapRuntime
@@ -71,7 +74,9 @@ def _policy(settings: Settings, agent_address: str) -> Policy:
         default_limits=_default_limits(settings),
         claim_wait_s=settings.claim_wait_s,
         default_ttl_s=settings.default_ttl_s,
+        max_life_s=settings.max_life_s,
         sweep_interval_s=settings.sweep_interval_s,
+        orphan_sweep_interval_s=settings.orphan_sweep_interval_s,
         keep_ended_s=settings.keep_ended_s,
         owner=f"{socket.gethostname()}:{place}",
         agent_address=agent_address,
@@ -86,17 +91,24 @@ async def build(settings: Settings) -> App:
     secret = settings.secret.get_secret_value()
     tasks = GrpcTasks(settings.catalog_address, secret, settings.build_timeout_s)
     agent_address = _fixed_port(settings.agent_address)
+    clock = SystemClock()
+    tokens = JwtAgentTokens(secret, lambda: clock.now_ms() / 1000)
+    runtime = _runtime(settings)
+    channels = AgentChannels()
     scheduler = Scheduler(
-        _runtime(settings),
+        runtime,
         SqlRecords(database),
         tasks,
-        SystemClock(),
-        Admission(settings.max_sandboxes),
-        _policy(settings, agent_address),
+        clock,
+        Admission(settings.max_sandboxes, settings.max_waiting),
+        _policy(settings, settings.agent_advertise or agent_address),
+        tokens,
+        AlwaysLeader(),
     )
 
     async def stop() -> None:
         await scheduler.stop()
+        await channels.close()
         await tasks.close()
         await database.close()
 
@@ -104,7 +116,7 @@ async def build(settings: Settings) -> App:
         sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(SandboxServicer(scheduler), server)
 
     def register_agent(server: grpc.aio.Server) -> None:
-        agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentServicer(scheduler, "bubblewrap"), server)
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentServicer(scheduler, runtime.name, channels), server)
 
     sandbox_name = sandbox_pb2.DESCRIPTOR.services_by_name["SandboxService"].full_name
     agent_name = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name

@@ -25,8 +25,14 @@ class Settings(ServiceSettings):
     runtime: Literal["bubblewrap"] = "bubblewrap"
     """Which runtime starts sandboxes."""
 
+    agent_advertise: str = ""
+    """host:port of AgentService as callers reach it; empty: agent_address."""
+
     max_sandboxes: int = Field(default=64, ge=1)
-    """Sandboxes at a time; further claims wait in order. Bounds memory: each holds its own limit."""
+    """Sandboxes at a time; further claims wait. Bounds memory: each holds its own limit."""
+
+    max_waiting: int = Field(default=10_000, ge=0)
+    """Claims that may wait; more are refused at once, with the time to come again."""
 
     claim_wait_s: float = Field(default=60.0, gt=0)
     """Longest wait of a claim for a free place, seconds; a shorter deadline of the caller wins."""
@@ -34,8 +40,14 @@ class Settings(ServiceSettings):
     default_ttl_s: float = Field(default=900.0, gt=0)
     """Lease of a claim that names none, seconds; long enough for one attempt between two renewals."""
 
+    max_life_s: float = Field(default=6 * 3600.0, gt=0)
+    """Longest life of a sandbox, however often its lease is renewed, seconds; its tokens end with it."""
+
     sweep_interval_s: float = Field(default=1.0, gt=0)
     """How often expired leases and watched limits are looked at, seconds."""
+
+    orphan_sweep_interval_s: float = Field(default=30.0, gt=0)
+    """How often objects that lost their sandbox are looked for, seconds."""
 
     keep_ended_s: float = Field(default=86400.0, gt=0)
     """How long records of ended sandboxes are kept, seconds; their end reason is asked for after deletion."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from longshore.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
-from longshore_sandbox_scheduler.api.convert import limits_from, sandbox_to
+from longshore_sandbox_scheduler.api.convert import demand_from, limits_from, network_from, pool_to, sandbox_to
 from longshore_sandbox_scheduler.domain.model import Claim
 from longshore_sandbox_scheduler.domain.scheduler import Scheduler
 
@@ -34,6 +34,8 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
             attempt_id=request.attempt_id,
             ttl_s=request.ttl_s,
             idempotency_key=request.idempotency_key,
+            network=network_from(request.network),
+            priority=request.priority,
         )
         left = context.time_remaining()
         grant = await self._scheduler.claim(claim, None if left is None else max(left - _ANSWER_S, left / 2))
@@ -61,3 +63,22 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
     ) -> AsyncIterator[sandbox_pb2.WatchSandboxesResponse]:
         async for sandbox in self._scheduler.watch(request.run_id):
             yield sandbox_pb2.WatchSandboxesResponse(sandbox=sandbox_to(sandbox))
+
+    async def GrantAccess(self, request: sandbox_pb2.GrantAccessRequest, context: Any) -> Any:
+        grant = await self._scheduler.grant_access(request.sandbox_id)
+        return sandbox_pb2.GrantAccessResponse(
+            sandbox=sandbox_to(grant.sandbox), agent_address=grant.agent_address, agent_token=grant.agent_token
+        )
+
+    async def SetDemand(self, request: sandbox_pb2.SetDemandRequest, context: Any) -> Any:
+        await self._scheduler.set_demand(request.run_id, [demand_from(one) for one in request.demands])
+        return sandbox_pb2.SetDemandResponse()
+
+    async def ListPools(self, request: sandbox_pb2.ListPoolsRequest, context: Any) -> Any:
+        return sandbox_pb2.ListPoolsResponse(pools=[pool_to(pool) for pool in self._scheduler.pools()])
+
+    async def SweepSandboxes(self, request: sandbox_pb2.SweepSandboxesRequest, context: Any) -> Any:
+        removed = await self._scheduler.sweep_orphans(request.dry_run)
+        return sandbox_pb2.SweepSandboxesResponse(
+            removed=[sandbox_pb2.Removed(kind=one.kind, name=one.name, why=one.why) for one in removed]
+        )

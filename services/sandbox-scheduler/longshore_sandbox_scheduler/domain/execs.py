@@ -22,9 +22,9 @@ from longshore_sandbox_scheduler.domain.output import DEFAULT_CAP, Chunk, Output
 from longshore_sandbox_scheduler.domain.runtime import (
     Command,
     CommandEnd,
+    HostedAgent,
     OutputStream,
     RunningCommand,
-    RunningSandbox,
 )
 
 _MAX_RUNNING = 64
@@ -134,7 +134,7 @@ class Exec:
         self._notify()
         return buffer.full
 
-    async def run(self, sandbox: RunningSandbox) -> None:
+    async def run(self, sandbox: HostedAgent) -> None:
         """Runs it to its end; never raises a LongshoreError, attached callers get it."""
         begin = self._clock.monotonic()
         try:
@@ -211,7 +211,7 @@ def _pieces(chunk: Chunk | None) -> list[Chunk]:
 class ExecTable:
     """All execs of one sandbox."""
 
-    def __init__(self, sandbox: RunningSandbox, clock: Clock, on_end: Callable[[], None]) -> None:
+    def __init__(self, sandbox: HostedAgent, clock: Clock, on_end: Callable[[], None]) -> None:
         self._sandbox = sandbox
         self._clock = clock
         self._on_end = on_end

@@ -6,7 +6,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 STARTS = Counter("longshore_sandbox_starts", "Sandboxes started", ["runtime", "outcome"])
 START_SECONDS = Histogram(
-    "longshore_sandbox_start_seconds", "From claim to ready, image and queue included, seconds", ["runtime"],
+    "longshore_sandbox_start_seconds", "From claim to ready, image and queue included, seconds", ["runtime", "launch"],
     buckets=(0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1, 2, 5, 15, 60, 240),
 )  # fmt: skip
 QUEUE_SECONDS = Histogram(
@@ -20,3 +20,9 @@ BUILDS = Histogram(
     "longshore_sandbox_image_build_seconds", "Builds of images, seconds", ["runtime"],
     buckets=(0.005, 0.02, 0.1, 0.5, 2, 10, 60, 600),
 )  # fmt: skip
+WAITING = Gauge("longshore_sandbox_waiting", "Claims that wait for a place", ["runtime"])
+REFUSED = Counter("longshore_sandbox_refused", "Claims refused for want of a place", ["runtime"])
+FAILURES = Counter("longshore_sandbox_start_failures", "Claims that gave no sandbox, by cause", ["runtime", "cause"])
+SWEPT = Counter("longshore_sandbox_swept", "Objects removed because they had lost their sandbox", ["kind"])
+POOL = Gauge("longshore_sandbox_pool", "Warm sandboxes", ["template", "state"])
+POOL_TAKES = Counter("longshore_sandbox_pool_takes", "Claims by whether a warm sandbox was there", ["outcome"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
+from longshore_common.digests import digest
 from longshore_common.errors import InvalidSpec
 
 SandboxId = str
@@ -86,6 +90,52 @@ def _lower(name: str, own: float, wish: float) -> float:
     return min(own, wish) if wish else own
 
 
+class NetworkClass(StrEnum):
+    """What a sandbox may reach."""
+
+    NO_NETWORK = "no-network"
+    GATEWAY_ONLY = "gateway-only"
+    """The gateway's data port by IP; no DNS."""
+    ALLOWLIST = "allowlist"
+    """Named CIDRs, and named hosts through the egress proxy."""
+    PUBLIC = "public"
+    """The internet; not private, link-local and metadata addresses, nodes or the API server."""
+
+
+_HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network class with what its allowlist names, in sorted order. Raises InvalidSpec for what cannot be meant."""
+
+    kind: NetworkClass = NetworkClass.NO_NETWORK
+    cidrs: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.cidrs or self.hosts) and self.kind is not NetworkClass.ALLOWLIST:
+            raise InvalidSpec(f"cidrs and hosts need network class allowlist, not {self.kind}", field="network")
+        if self.kind is NetworkClass.ALLOWLIST and not (self.cidrs or self.hosts):
+            raise InvalidSpec("an allowlist names at least one CIDR or host; use no-network for none", field="network")
+        object.__setattr__(self, "cidrs", tuple(sorted({_cidr(text) for text in self.cidrs})))
+        object.__setattr__(self, "hosts", tuple(sorted({_host(text) for text in self.hosts})))
+
+
+def _cidr(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise InvalidSpec(f"network.cidrs: {text!r} is no CIDR: {error}", field="network.cidrs") from error
+
+
+def _host(text: str) -> str:
+    name = text.lower().rstrip(".")
+    if not _HOST.fullmatch(name):
+        raise InvalidSpec(f"network.hosts: {text!r} is no host name (a.example or *.example)", field="network.hosts")
+    return name
+
+
 @dataclass(frozen=True)
 class TaskEnvironment:
     """What the scheduler needs of a task. `environment_digest` names the content of its environment folder."""
@@ -95,17 +145,62 @@ class TaskEnvironment:
     limits: Limits
     build_timeout_s: float
     workdir: str = ""
+    docker_image: str = ""
+    """[environment].docker_image of task.toml."""
+    network: Network | None = None
+    """[environment].network_mode; None: not said."""
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """One more container of a compose task; `spec` is what the compose file gives of a Kubernetes container."""
+
+    name: str
+    reference: str
+    spec: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Image:
-    """A root tree that can be mounted: folders from lowest to highest, and what its Dockerfile set."""
+    """What a sandbox is made of: a root tree of folders, lowest first, or an image that the cluster can pull."""
 
     digest: str
-    layers: tuple[str, ...]
+    layers: tuple[str, ...] = ()
     workdir: str = "/"
     user: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    reference: str = ""
+    """Name of an image for a container runtime; by digest where it has one."""
+    sidecars: tuple[Sidecar, ...] = ()
+
+
+@dataclass(frozen=True)
+class Template:
+    """All that makes two sandboxes interchangeable before their claim."""
+
+    image: Image
+    limits: Limits
+    network: Network = Network()
+
+    @property
+    def key(self) -> str:
+        """Short name, usable as a Kubernetes label."""
+        limits, network = self.limits, self.network
+        sidecars = [[one.name, one.reference, dict(one.spec)] for one in self.image.sidecars]
+        parts = [
+            [self.image.digest, self.image.reference, self.image.workdir, self.image.user, dict(self.image.env)],
+            [limits.cpus, limits.memory_mb, limits.storage_mb, limits.max_processes, limits.max_file_mb],
+            [network.kind.value, list(network.cidrs), list(network.hosts)],
+            sidecars,
+        ]
+        return digest(parts).removeprefix("sha256:")[:20]
+
+
+class LaunchType(StrEnum):
+    """Where a claimed sandbox came from."""
+
+    COLD = "cold"
+    WARM = "warm"
 
 
 @dataclass(frozen=True)
@@ -128,16 +223,13 @@ class Sandbox:
     end_detail: str = ""
     ended_at_ms: int = 0
     enforcement: Mapping[str, str] = field(default_factory=dict)
-
-    def ready(self, image_digest: str, enforcement: Mapping[str, str], expires_at_ms: int) -> Sandbox:
-        """The sandbox once its init runs; its lease counts from there."""
-        return replace(
-            self,
-            state=SandboxState.READY,
-            image_digest=image_digest,
-            enforcement=dict(enforcement),
-            expires_at_ms=expires_at_ms,
-        )
+    network: NetworkClass = NetworkClass.NO_NETWORK
+    launch: LaunchType = LaunchType.COLD
+    instance: str = ""
+    """Which incarnation it is: the pod's UID; empty where the runtime has none."""
+    node: str = ""
+    deadline_at_ms: int = 0
+    """When it ends at the latest, whatever its lease says; its tokens end then too."""
 
     def ended(self, reason: EndReason, detail: str, now_ms: int) -> Sandbox:
         """The sandbox after its end; the first reason stays."""
@@ -156,6 +248,20 @@ class Claim:
     attempt_id: str = ""
     ttl_s: float = 0.0
     idempotency_key: str = ""
+    network: Network | None = None
+    """None: the task's own, else the runtime's default."""
+    priority: int = 0
+    """Higher goes first among those who wait."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Sandboxes of one kind that a run will claim soon."""
+
+    task_digest: str
+    count: int
+    limits: Limits = Limits()
+    network: Network | None = None
 
 
 @dataclass(frozen=True)

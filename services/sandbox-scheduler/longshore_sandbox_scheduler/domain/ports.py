@@ -31,6 +31,14 @@ class Records(Protocol):
         """What a scheduler of this name has not ended."""
         ...
 
+    async def expired(self, owner: str, now_ms: int) -> Sequence[Sandbox]:
+        """What has not ended though its lease or its deadline has."""
+        ...
+
+    async def rename(self, sandbox_id: str, renamed: Sandbox) -> None:
+        """Gives a starting record the id of the warm sandbox it got. Raises Conflict when that id has a record."""
+        ...
+
     async def prune(self, ended_before_ms: int) -> int:
         """Forgets old ended records; how many."""
         ...
@@ -45,4 +53,29 @@ class Tasks(Protocol):
 
     async def bundle(self, task_digest: str) -> bytes:
         """The task's files as tar.zst. Raises NotFound."""
+        ...
+
+
+class Leadership(Protocol):
+    """Which of several schedulers does what only one may do: pools and sweeps."""
+
+    @property
+    def is_leader(self) -> bool: ...
+
+
+class AlwaysLeader:
+    """For a runtime that one scheduler has to itself."""
+
+    @property
+    def is_leader(self) -> bool:
+        return True
+
+
+class AgentTokens(Protocol):
+    """Tokens for one incarnation of one sandbox, until its deadline."""
+
+    def mint(self, sandbox_id: str, instance: str, deadline_at_ms: int) -> str: ...
+
+    def sandbox_of(self, token: str) -> tuple[str, str]:
+        """Sandbox id and instance. Raises PermissionDenied: forged, expired or for something else."""
         ...

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import BinaryIO, Protocol
 
-from longshore_sandbox_scheduler.domain.model import EndReason, Image, Limits, TaskEnvironment
+from longshore_common.errors import Unavailable
+from longshore_sandbox_scheduler.domain.model import EndReason, Image, NetworkClass, TaskEnvironment, Template
+
+
+class SandboxFailed(Unavailable):
+    """A sandbox did not start, or is gone, for a reason of its own; details["end_reason"] names it for clients."""
+
+    def __init__(self, reason: EndReason, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message, details={"end_reason": reason.value}, retryable=retryable)
+        self.reason = reason
 
 
 class OutputStream(StrEnum):
@@ -84,18 +93,8 @@ class RunningCommand(Protocol):
         ...
 
 
-class RunningSandbox(Protocol):
-    """A started sandbox. All paths are absolute inside it. Every method raises Unavailable once it has ended."""
-
-    @property
-    def enforcement(self) -> Mapping[str, str]:
-        """For each limit, what makes it hold."""
-        ...
-
-    @property
-    def ended(self) -> asyncio.Future[SandboxEnd]:
-        """Done when the sandbox is gone."""
-        ...
+class HostedAgent(Protocol):
+    """What the scheduler itself can do inside a sandbox. Paths are absolute; raises Unavailable once it has ended."""
 
     async def start_command(self, command: Command, sink: OutputSink) -> RunningCommand: ...
 
@@ -119,6 +118,44 @@ class RunningSandbox(Protocol):
 
     async def remove(self, paths: Sequence[str]) -> None: ...
 
+
+@dataclass(frozen=True)
+class RemoteAgent:
+    """An agent inside the sandbox, at a gRPC target."""
+
+    address: str
+    direct: bool = True
+    """Whether callers reach it themselves; else the scheduler relays (a tunnel of its own)."""
+
+
+class RunningSandbox(Protocol):
+    """A started sandbox."""
+
+    @property
+    def enforcement(self) -> Mapping[str, str]:
+        """For each limit, what makes it hold."""
+        ...
+
+    @property
+    def ended(self) -> asyncio.Future[SandboxEnd]:
+        """Done when the sandbox is gone."""
+        ...
+
+    @property
+    def instance(self) -> str:
+        """Which incarnation it is (the pod's UID); empty where there is only one."""
+        ...
+
+    @property
+    def node(self) -> str:
+        """The machine it runs on, where that is known."""
+        ...
+
+    @property
+    def access(self) -> HostedAgent | RemoteAgent:
+        """The way in."""
+        ...
+
     async def usage_over_limit(self) -> str | None:
         """Checks what only a watchdog can: the limit that is passed in words, or None."""
         ...
@@ -137,22 +174,57 @@ class PreparedImage:
     seconds: float
 
 
+@dataclass(frozen=True)
+class ClaimTag:
+    """Whose a sandbox is, as marked on it; deadline_s: seconds from the claim after which the runtime ends it."""
+
+    run_id: str
+    attempt_id: str
+    task_digest: str
+    idempotency_key: str
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Something a sweep removed, or would."""
+
+    kind: str
+    name: str
+    why: str
+
+
 class Runtime(Protocol):
     """Makes images and sandboxes."""
 
     @property
     def name(self) -> str: ...
 
+    @property
+    def networks(self) -> frozenset[NetworkClass]:
+        """The classes it can hold a sandbox to."""
+        ...
+
+    @property
+    def default_network(self) -> NetworkClass:
+        """The class of a claim and a task that name none."""
+        ...
+
+    @property
+    def outlives_scheduler(self) -> bool:
+        """Whether sandboxes go on when a scheduler ends, and several schedulers share them."""
+        ...
+
     async def start(self) -> None:
-        """Raises Unavailable when this machine cannot run it."""
+        """Raises Unavailable when this machine or cluster cannot run it."""
         ...
 
     async def stop(self) -> None:
-        """Ends every sandbox."""
+        """Frees what this process holds; ends every sandbox unless they outlive it."""
         ...
 
-    async def sweep(self, keep: Collection[str]) -> int:
-        """Removes what sandboxes not in `keep` left behind; how many."""
+    async def sweep(self, keep: Collection[str], dry_run: bool = False) -> Sequence[Removed]:
+        """Removes what belongs to no sandbox in `keep` (all kinds of objects); young starts are left alone."""
         ...
 
     async def prepare(self, task: TaskEnvironment, bundle: Callable[[], Awaitable[bytes]]) -> PreparedImage:
@@ -162,6 +234,48 @@ class Runtime(Protocol):
         """
         ...
 
-    async def launch(self, sandbox_id: str, image: Image, limits: Limits) -> RunningSandbox:
-        """A fresh sandbox, ready for commands. Raises Unavailable with the reason."""
+    async def launch(self, sandbox_id: str, template: Template, tag: ClaimTag) -> RunningSandbox:
+        """A fresh sandbox, ready for commands.
+
+        Raises SandboxFailed with the typed reason, Unavailable when the runtime itself cannot be reached.
+        """
+        ...
+
+    async def find(self, sandbox_id: str, instance: str) -> RunningSandbox | SandboxEnd:
+        """A sandbox that was claimed before, perhaps through another scheduler; or how that incarnation ended."""
+        ...
+
+    @property
+    def population(self) -> int:
+        """Sandboxes that hold resources now: claimed, warm and starting, of all schedulers."""
+        ...
+
+
+@dataclass(frozen=True)
+class WarmSandbox:
+    """A started sandbox that nobody has claimed."""
+
+    sandbox_id: str
+    template_key: str
+    ready: bool
+    """Its agent answers; else it is still starting."""
+
+
+class WarmRuntime(Runtime, Protocol):
+    """A runtime that can start sandboxes ahead of their claims."""
+
+    def warm(self) -> Sequence[WarmSandbox]:
+        """All unclaimed sandboxes, of all schedulers, oldest first."""
+        ...
+
+    async def start_warm(self, sandbox_id: str, template: Template) -> None:
+        """Asks for one; it shows up in `warm`. Raises SandboxFailed, Unavailable."""
+        ...
+
+    async def claim(self, sandbox_id: str, tag: ClaimTag) -> RunningSandbox | None:
+        """Takes a warm sandbox; None when another took it or it is gone. At most one caller ever gets it."""
+        ...
+
+    async def discard(self, sandbox_id: str) -> None:
+        """Ends a warm sandbox; a claimed or absent one is left alone."""
         ...

@@ -11,7 +11,14 @@ from sqlalchemy.exc import IntegrityError
 
 from longshore_common.database import Database
 from longshore_common.errors import Conflict
-from longshore_sandbox_scheduler.domain.model import EndReason, Limits, Sandbox, SandboxState
+from longshore_sandbox_scheduler.domain.model import (
+    EndReason,
+    LaunchType,
+    Limits,
+    NetworkClass,
+    Sandbox,
+    SandboxState,
+)
 
 _metadata = sa.MetaData()
 _sandboxes = sa.Table(
@@ -33,6 +40,11 @@ _sandboxes = sa.Table(
     sa.Column("end_detail", sa.String),
     sa.Column("ended_at_ms", sa.BigInteger),
     sa.Column("enforcement", sa.JSON),
+    sa.Column("network", sa.String),
+    sa.Column("launch", sa.String),
+    sa.Column("instance", sa.String),
+    sa.Column("node", sa.String),
+    sa.Column("deadline_at_ms", sa.BigInteger),
 )
 
 
@@ -58,12 +70,32 @@ class SqlRecords:
 
     async def update(self, sandbox: Sandbox) -> None:
         row = _to_row(sandbox)
-        changing = ("state", "expires_at_ms", "image_digest", "end_reason", "end_detail", "ended_at_ms", "enforcement")
+        changing = (
+            "state",
+            "expires_at_ms",
+            "image_digest",
+            "end_reason",
+            "end_detail",
+            "ended_at_ms",
+            "enforcement",
+            "launch",
+            "instance",
+            "node",
+            "network",
+        )
         statement = sa.update(_sandboxes).where(_sandboxes.c.sandbox_id == sandbox.sandbox_id)
         # An ended record never changes again: an end that raced with a renewal or a start wins.
         statement = statement.where(_sandboxes.c.state != SandboxState.ENDED.value)
         async with self._database.begin() as connection:
             await connection.execute(statement.values({name: row[name] for name in changing}))
+
+    async def rename(self, sandbox_id: str, renamed: Sandbox) -> None:
+        statement = sa.update(_sandboxes).where(_sandboxes.c.sandbox_id == sandbox_id).values(**_to_row(renamed))
+        try:
+            async with self._database.begin() as connection:
+                await connection.execute(statement)
+        except IntegrityError as error:
+            raise Conflict(f"sandbox {renamed.sandbox_id} was claimed before") from error
 
     async def get(self, sandbox_id: str) -> Sandbox | None:
         return await self._one(_sandboxes.c.sandbox_id == sandbox_id)
@@ -90,6 +122,14 @@ class SqlRecords:
         )
         return await self._many(statement)
 
+    async def expired(self, owner: str, now_ms: int) -> Sequence[Sandbox]:
+        late = sa.or_(
+            _sandboxes.c.expires_at_ms <= now_ms,
+            sa.and_(_sandboxes.c.deadline_at_ms > 0, _sandboxes.c.deadline_at_ms <= now_ms),
+        )
+        alive = _sandboxes.c.state != SandboxState.ENDED.value
+        return await self._many(sa.select(_sandboxes).where(_sandboxes.c.owner == owner, alive, late))
+
     async def _many(self, statement: sa.Select[Any]) -> Sequence[Sandbox]:
         async with self._database.read() as connection:
             rows = (await connection.execute(statement)).mappings().all()
@@ -106,6 +146,7 @@ def _to_row(sandbox: Sandbox) -> dict[str, Any]:
     row["limits"] = asdict(sandbox.limits)
     row["enforcement"] = dict(sandbox.enforcement)
     row["state"], row["end_reason"] = sandbox.state.value, sandbox.end_reason.value
+    row["network"], row["launch"] = sandbox.network.value, sandbox.launch.value
     row["idempotency_key"] = sandbox.idempotency_key or None
     return row
 
@@ -113,5 +154,6 @@ def _to_row(sandbox: Sandbox) -> dict[str, Any]:
 def _from_row(row: dict[str, Any]) -> Sandbox:
     row["limits"] = Limits(**row["limits"])
     row["state"], row["end_reason"] = SandboxState(row["state"]), EndReason(row["end_reason"])
+    row["network"], row["launch"] = NetworkClass(row["network"]), LaunchType(row["launch"])
     row["idempotency_key"] = row["idempotency_key"] or ""
     return Sandbox(**row)

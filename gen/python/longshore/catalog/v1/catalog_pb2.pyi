@@ -149,6 +149,9 @@ class Task(_message.Message):
     FINDINGS_FIELD_NUMBER: _builtins.int
     IMPORTED_AT_MS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    DOCKER_IMAGE_FIELD_NUMBER: _builtins.int
+    NETWORK_MODE_FIELD_NUMBER: _builtins.int
+    ALLOWED_HOSTS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """Tree digest of its content: the identity."""
     name: _builtins.str
@@ -165,12 +168,20 @@ class Task(_message.Message):
     """Why it is rejected or flaky; empty otherwise."""
     imported_at_ms: _builtins.int
     source: _builtins.str
+    docker_image: _builtins.str
+    """[environment].docker_image of task.toml; empty: built from its Dockerfile."""
+    network_mode: _builtins.str
+    """[environment].network_mode: "no-network", "allowlist" or "public"; empty: not said."""
     @_builtins.property
     def limits(self) -> Global___TaskLimits: ...
     @_builtins.property
     def evidence(self) -> _containers.RepeatedCompositeFieldContainer[Global___Evidence]: ...
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]: ...
+    @_builtins.property
+    def allowed_hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With "allowlist"."""
+
     def __init__(
         self,
         *,
@@ -190,10 +201,13 @@ class Task(_message.Message):
         findings: _abc.Iterable[Global___Finding] | None = ...,
         imported_at_ms: _builtins.int = ...,
         source: _builtins.str = ...,
+        docker_image: _builtins.str = ...,
+        network_mode: _builtins.str = ...,
+        allowed_hosts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_user", b"agent_user", "digest", b"digest", "environment_digest", b"environment_digest", "evidence", b"evidence", "findings", b"findings", "imported_at_ms", b"imported_at_ms", "instruction", b"instruction", "limits", b"limits", "metadata_json", b"metadata_json", "name", b"name", "source", b"source", "state", b"state", "state_reason", b"state_reason", "tests_digest", b"tests_digest", "verifier_user", b"verifier_user", "workdir", b"workdir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_user", b"agent_user", "allowed_hosts", b"allowed_hosts", "digest", b"digest", "docker_image", b"docker_image", "environment_digest", b"environment_digest", "evidence", b"evidence", "findings", b"findings", "imported_at_ms", b"imported_at_ms", "instruction", b"instruction", "limits", b"limits", "metadata_json", b"metadata_json", "name", b"name", "network_mode", b"network_mode", "source", b"source", "state", b"state", "state_reason", b"state_reason", "tests_digest", b"tests_digest", "verifier_user", b"verifier_user", "workdir", b"workdir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

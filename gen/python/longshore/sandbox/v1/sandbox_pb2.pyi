@@ -19,6 +19,50 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _NetworkClass:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NetworkClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NetworkClass.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NETWORK_CLASS_UNSPECIFIED: _NetworkClass.ValueType  # 0
+    NETWORK_CLASS_NO_NETWORK: _NetworkClass.ValueType  # 1
+    NETWORK_CLASS_GATEWAY_ONLY: _NetworkClass.ValueType  # 2
+    """The gateway's data port by IP; no DNS."""
+    NETWORK_CLASS_ALLOWLIST: _NetworkClass.ValueType  # 3
+    NETWORK_CLASS_PUBLIC: _NetworkClass.ValueType  # 4
+    """The internet, but not private, link-local and metadata addresses, nodes or the API server."""
+
+class NetworkClass(_NetworkClass, metaclass=_NetworkClassEnumTypeWrapper):
+    """What a sandbox may reach."""
+
+NETWORK_CLASS_UNSPECIFIED: NetworkClass.ValueType  # 0
+NETWORK_CLASS_NO_NETWORK: NetworkClass.ValueType  # 1
+NETWORK_CLASS_GATEWAY_ONLY: NetworkClass.ValueType  # 2
+"""The gateway's data port by IP; no DNS."""
+NETWORK_CLASS_ALLOWLIST: NetworkClass.ValueType  # 3
+NETWORK_CLASS_PUBLIC: NetworkClass.ValueType  # 4
+"""The internet, but not private, link-local and metadata addresses, nodes or the API server."""
+Global___NetworkClass: _TypeAlias = NetworkClass  # noqa: Y015
+
+class _LaunchType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LaunchTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LaunchType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LAUNCH_TYPE_UNSPECIFIED: _LaunchType.ValueType  # 0
+    LAUNCH_TYPE_COLD: _LaunchType.ValueType  # 1
+    LAUNCH_TYPE_WARM: _LaunchType.ValueType  # 2
+
+class LaunchType(_LaunchType, metaclass=_LaunchTypeEnumTypeWrapper):
+    """Where a claimed sandbox came from."""
+
+LAUNCH_TYPE_UNSPECIFIED: LaunchType.ValueType  # 0
+LAUNCH_TYPE_COLD: LaunchType.ValueType  # 1
+LAUNCH_TYPE_WARM: LaunchType.ValueType  # 2
+Global___LaunchType: _TypeAlias = LaunchType  # noqa: Y015
+
 class _SandboxState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -73,6 +117,37 @@ END_REASON_UNSCHEDULABLE: EndReason.ValueType  # 9
 END_REASON_START_FAILED: EndReason.ValueType  # 10
 END_REASON_LOST: EndReason.ValueType  # 11
 Global___EndReason: _TypeAlias = EndReason  # noqa: Y015
+
+@_typing.final
+class Network(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_CLASS_FIELD_NUMBER: _builtins.int
+    CIDRS_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
+    network_class: Global___NetworkClass.ValueType
+    @_builtins.property
+    def cidrs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only with an allowlist."""
+
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only with an allowlist: a.example or *.example, through the egress proxy."""
+
+    def __init__(
+        self,
+        *,
+        network_class: Global___NetworkClass.ValueType = ...,
+        cidrs: _abc.Iterable[_builtins.str] | None = ...,
+        hosts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cidrs", b"cidrs", "hosts", b"hosts", "network_class", b"network_class"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Network: _TypeAlias = Network  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
@@ -168,6 +243,11 @@ class Sandbox(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     ENFORCEMENT_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
+    NETWORK_CLASS_FIELD_NUMBER: _builtins.int
+    LAUNCH_TYPE_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    DEADLINE_AT_MS_FIELD_NUMBER: _builtins.int
     sandbox_id: _builtins.str
     state: Global___SandboxState.ValueType
     end_reason: Global___EndReason.ValueType
@@ -181,6 +261,13 @@ class Sandbox(_message.Message):
     expires_at_ms: _builtins.int
     runtime: _builtins.str
     """"bubblewrap", "pod", ..."""
+    network_class: Global___NetworkClass.ValueType
+    launch_type: Global___LaunchType.ValueType
+    node: _builtins.str
+    instance: _builtins.str
+    """Which incarnation it is: the pod's UID; empty where the runtime has none."""
+    deadline_at_ms: _builtins.int
+    """When it ends at the latest, whatever its lease says."""
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     @_builtins.property
@@ -201,10 +288,15 @@ class Sandbox(_message.Message):
         limits: Global___Limits | None = ...,
         enforcement: Global___LimitEnforcement | None = ...,
         runtime: _builtins.str = ...,
+        network_class: Global___NetworkClass.ValueType = ...,
+        launch_type: Global___LaunchType.ValueType = ...,
+        node: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        deadline_at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["enforcement", b"enforcement", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "created_at_ms", b"created_at_ms", "end_detail", b"end_detail", "end_reason", b"end_reason", "enforcement", b"enforcement", "expires_at_ms", b"expires_at_ms", "image_digest", b"image_digest", "limits", b"limits", "run_id", b"run_id", "runtime", b"runtime", "sandbox_id", b"sandbox_id", "state", b"state", "task_digest", b"task_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "created_at_ms", b"created_at_ms", "deadline_at_ms", b"deadline_at_ms", "end_detail", b"end_detail", "end_reason", b"end_reason", "enforcement", b"enforcement", "expires_at_ms", b"expires_at_ms", "image_digest", b"image_digest", "instance", b"instance", "launch_type", b"launch_type", "limits", b"limits", "network_class", b"network_class", "node", b"node", "run_id", b"run_id", "runtime", b"runtime", "sandbox_id", b"sandbox_id", "state", b"state", "task_digest", b"task_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -264,6 +356,8 @@ class ClaimSandboxRequest(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    NETWORK_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     task_digest: _builtins.str
     run_id: _builtins.str
     attempt_id: _builtins.str
@@ -271,9 +365,15 @@ class ClaimSandboxRequest(_message.Message):
     """Time to live without renewal, seconds."""
     idempotency_key: _builtins.str
     """Same key again gives the same sandbox."""
+    priority: _builtins.int
+    """Higher goes first among waiting claims; then the run with the fewest sandboxes."""
     @_builtins.property
     def limits(self) -> Global___Limits:
         """Optional: lower the task's own limits."""
+
+    @_builtins.property
+    def network(self) -> Global___Network:
+        """Unset: the task's own, else the runtime's default (gateway-only on a cluster, no-network locally)."""
 
     def __init__(
         self,
@@ -284,10 +384,12 @@ class ClaimSandboxRequest(_message.Message):
         attempt_id: _builtins.str = ...,
         ttl_s: _builtins.float = ...,
         idempotency_key: _builtins.str = ...,
+        network: Global___Network | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "idempotency_key", b"idempotency_key", "limits", b"limits", "run_id", b"run_id", "task_digest", b"task_digest", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "idempotency_key", b"idempotency_key", "limits", b"limits", "network", b"network", "priority", b"priority", "run_id", b"run_id", "task_digest", b"task_digest", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -515,3 +617,272 @@ class WatchSandboxesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchSandboxesResponse: _TypeAlias = WatchSandboxesResponse  # noqa: Y015
+
+@_typing.final
+class GrantAccessRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: _builtins.int
+    sandbox_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        sandbox_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sandbox_id", b"sandbox_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantAccessRequest: _TypeAlias = GrantAccessRequest  # noqa: Y015
+
+@_typing.final
+class GrantAccessResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SANDBOX_FIELD_NUMBER: _builtins.int
+    AGENT_ADDRESS_FIELD_NUMBER: _builtins.int
+    AGENT_TOKEN_FIELD_NUMBER: _builtins.int
+    agent_address: _builtins.str
+    agent_token: _builtins.str
+    @_builtins.property
+    def sandbox(self) -> Global___Sandbox: ...
+    def __init__(
+        self,
+        *,
+        sandbox: Global___Sandbox | None = ...,
+        agent_address: _builtins.str = ...,
+        agent_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sandbox", b"sandbox"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_address", b"agent_address", "agent_token", b"agent_token", "sandbox", b"sandbox"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantAccessResponse: _TypeAlias = GrantAccessResponse  # noqa: Y015
+
+@_typing.final
+class Demand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    NETWORK_FIELD_NUMBER: _builtins.int
+    task_digest: _builtins.str
+    count: _builtins.int
+    @_builtins.property
+    def limits(self) -> Global___Limits:
+        """As in the claims to come."""
+
+    @_builtins.property
+    def network(self) -> Global___Network: ...
+    def __init__(
+        self,
+        *,
+        task_digest: _builtins.str = ...,
+        count: _builtins.int = ...,
+        limits: Global___Limits | None = ...,
+        network: Global___Network | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "network", b"network"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "limits", b"limits", "network", b"network", "task_digest", b"task_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Demand: _TypeAlias = Demand  # noqa: Y015
+
+@_typing.final
+class SetDemandRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    DEMANDS_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    @_builtins.property
+    def demands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Demand]: ...
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        demands: _abc.Iterable[Global___Demand] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demands", b"demands", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetDemandRequest: _TypeAlias = SetDemandRequest  # noqa: Y015
+
+@_typing.final
+class SetDemandResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetDemandResponse: _TypeAlias = SetDemandResponse  # noqa: Y015
+
+@_typing.final
+class ListPoolsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoolsRequest: _TypeAlias = ListPoolsRequest  # noqa: Y015
+
+@_typing.final
+class ListPoolsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pool]: ...
+    def __init__(
+        self,
+        *,
+        pools: _abc.Iterable[Global___Pool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pools", b"pools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoolsResponse: _TypeAlias = ListPoolsResponse  # noqa: Y015
+
+@_typing.final
+class Pool(_message.Message):
+    """Warm sandboxes of one template."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPLATE_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    NETWORK_CLASS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    STARTING_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    DEMAND_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    MISSES_FIELD_NUMBER: _builtins.int
+    template: _builtins.str
+    """Short digest of image, limits and network."""
+    image: _builtins.str
+    network_class: Global___NetworkClass.ValueType
+    ready: _builtins.int
+    starting: _builtins.int
+    target: _builtins.int
+    """What the pool is heading for."""
+    demand: _builtins.int
+    """Attempts announced for it and claims that wait now."""
+    hits: _builtins.int
+    """Claims served warm and cold since this scheduler started."""
+    misses: _builtins.int
+    @_builtins.property
+    def limits(self) -> Global___Limits: ...
+    def __init__(
+        self,
+        *,
+        template: _builtins.str = ...,
+        image: _builtins.str = ...,
+        network_class: Global___NetworkClass.ValueType = ...,
+        limits: Global___Limits | None = ...,
+        ready: _builtins.int = ...,
+        starting: _builtins.int = ...,
+        target: _builtins.int = ...,
+        demand: _builtins.int = ...,
+        hits: _builtins.int = ...,
+        misses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demand", b"demand", "hits", b"hits", "image", b"image", "limits", b"limits", "misses", b"misses", "network_class", b"network_class", "ready", b"ready", "starting", b"starting", "target", b"target", "template", b"template"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pool: _TypeAlias = Pool  # noqa: Y015
+
+@_typing.final
+class SweepSandboxesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    dry_run: _builtins.bool
+    """Only says what would be removed."""
+    def __init__(
+        self,
+        *,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweepSandboxesRequest: _TypeAlias = SweepSandboxesRequest  # noqa: Y015
+
+@_typing.final
+class SweepSandboxesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMOVED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Removed]: ...
+    def __init__(
+        self,
+        *,
+        removed: _abc.Iterable[Global___Removed] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed", b"removed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweepSandboxesResponse: _TypeAlias = SweepSandboxesResponse  # noqa: Y015
+
+@_typing.final
+class Removed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """e.g. "Pod", "NetworkPolicy", "folder"."""
+    name: _builtins.str
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Removed: _TypeAlias = Removed  # noqa: Y015

