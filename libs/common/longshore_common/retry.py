@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from longshore_common.errors import LongshoreError
+from longshore_common.errors import LongshoreError, QuotaExceeded
 
 T = TypeVar("T")
 
@@ -27,3 +27,23 @@ async def retry(fn: Callable[[], Awaitable[T]], *, attempts: int = 3, base_s: fl
             delay = min(max_s, base_s * 2 ** (attempt - 1))
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
     raise AssertionError("attempts must be at least 1")
+
+
+async def when_there_is_room(fn: Callable[[float], Awaitable[T]], *, within_s: float) -> T:
+    """Calls fn(seconds left) again whenever it was refused with the time to come again, for within_s seconds at most.
+
+    That time is details["retry_after_s"] of QuotaExceeded; a quota without it is not one that empties by itself.
+
+    Raises:
+        QuotaExceeded: the last refusal, when the next try would come too late.
+    """
+    clock = asyncio.get_running_loop().time
+    end = clock() + within_s
+    while True:
+        try:
+            return await fn(max(end - clock(), 0.001))
+        except QuotaExceeded as error:
+            wait_s = float(error.details.get("retry_after_s", "inf")) * random.uniform(1.0, 1.5)
+            if clock() + wait_s >= end:
+                raise
+            await asyncio.sleep(wait_s)

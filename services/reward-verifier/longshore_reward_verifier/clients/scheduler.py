@@ -6,6 +6,7 @@ from longshore.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 from longshore_common.agent_client import AgentChannels
 from longshore_common.errors import Unavailable
 from longshore_common.ids import new_id
+from longshore_common.retry import when_there_is_room
 from longshore_reward_verifier.domain.ports import Sandbox, SandboxEnd
 
 
@@ -30,7 +31,9 @@ class SchedulerSandboxes:
             ttl_s=ttl_s,
             idempotency_key=new_id("regrade"),
         )
-        answer = await self._stub.ClaimSandbox(request, timeout=self._claim_timeout_s)
+        answer = await when_there_is_room(
+            lambda left_s: self._stub.ClaimSandbox(request, timeout=left_s), within_s=self._claim_timeout_s
+        )
         granted = answer.sandbox
         if granted.state == sandbox_pb2.SANDBOX_STATE_ENDED:
             raise Unavailable(

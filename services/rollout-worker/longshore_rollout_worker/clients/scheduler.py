@@ -7,6 +7,7 @@ import grpc.aio
 from longshore.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 from longshore_common.agent_client import AgentChannels
 from longshore_common.errors import Unavailable
+from longshore_common.retry import when_there_is_room
 from longshore_rollout_worker.domain.ports import ClaimedSandbox, Lease, SandboxEnd
 
 
@@ -27,7 +28,9 @@ class GrpcScheduler:
             ttl_s=ttl_s,
             idempotency_key=f"{lease.key.attempt_id}-{lease.key.epoch}",
         )
-        answer = await self._stub.ClaimSandbox(request, timeout=self._claim_timeout_s)
+        answer = await when_there_is_room(
+            lambda left_s: self._stub.ClaimSandbox(request, timeout=left_s), within_s=self._claim_timeout_s
+        )
         granted = answer.sandbox
         if granted.state == sandbox_pb2.SANDBOX_STATE_ENDED:
             reason = _reason(granted.end_reason)

@@ -16,6 +16,7 @@ from longshore.verifier.v1 import verifier_pb2
 from longshore_common.agent_client import AgentChannels
 from longshore_common.errors import LongshoreError, QuotaExceeded, Unavailable
 from longshore_common.log import get_logger
+from longshore_common.retry import when_there_is_room
 from longshore_common.sandbox_exec import ExecResult
 from longshore_task_catalog.domain.model import Task
 from longshore_task_catalog.domain.ports import ProbeRun
@@ -93,7 +94,9 @@ class GrpcProbeRunner:
 
     async def _claim(self, request: sandbox_pb2.ClaimSandboxRequest) -> sandbox_pb2.ClaimSandboxResponse:
         try:
-            claim = await self._scheduler.ClaimSandbox(request, timeout=self._claim_timeout_s)
+            claim = await when_there_is_room(
+                lambda left_s: self._scheduler.ClaimSandbox(request, timeout=left_s), within_s=self._claim_timeout_s
+            )
         except QuotaExceeded as error:
             raise _Broken("quota", error.message) from error
         except LongshoreError as error:
