@@ -133,7 +133,7 @@ def logs_to(home: Home, level: str, also_stderr: bool = False) -> Iterator[TextI
     from longshore_common import log
 
     if also_stderr:
-        log.configure(level, stream=sys.stderr)
+        log.configure(level)
         yield sys.stderr
         return
     home.logs.mkdir(parents=True, exist_ok=True)

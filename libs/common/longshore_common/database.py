@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import errno
 import importlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
@@ -20,6 +20,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from longshore_common.errors import LongshoreError, QuotaExceeded, Unavailable
+
+T = TypeVar("T")
 
 _FULL = ("database or disk is full", "No space left on device", "could not extend file")
 
@@ -30,6 +32,41 @@ def _on_sqlite_connect(connection: Any, _record: Any) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Waits for work whatever happens meanwhile; a cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        task.exception()  # Retrieved: nobody is told.
+        raise cancelled
+    return task.result()
+
+
+class _WholeStatements(AsyncConnection):
+    """A connection whose statements a cancellation does not break off.
+
+    A broken-off SELECT stays unfinished on the driver's side; SQLite then keeps the closed connection and its write
+    lock until the last reference to the cursor is gone, which may be the exception's.
+    """
+
+    async def execute(self, *arguments: Any, **keywords: Any) -> Any:
+        return await _to_its_end(super().execute(*arguments, **keywords))
+
+    async def exec_driver_sql(self, *arguments: Any, **keywords: Any) -> Any:
+        return await _to_its_end(super().exec_driver_sql(*arguments, **keywords))
+
+    async def commit(self) -> None:
+        await _to_its_end(super().commit())
+
+    async def rollback(self) -> None:
+        await _to_its_end(super().rollback())
 
 
 def storage_error(error: Exception) -> LongshoreError | None:
@@ -79,7 +116,7 @@ class Database:
                 async with self.engine.begin() as connection:
                     yield connection
                 return
-            async with self._writer, self.engine.connect() as connection:
+            async with self._writer, _WholeStatements(self.engine) as connection:
                 await connection.exec_driver_sql("BEGIN IMMEDIATE")
                 try:
                     yield connection
@@ -92,7 +129,7 @@ class Database:
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """A read-only view."""
         with _mapped():
-            async with self.engine.connect() as connection:
+            async with _WholeStatements(self.engine) as connection:
                 yield connection
 
     async def close(self) -> None:

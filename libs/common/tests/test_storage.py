@@ -75,3 +75,35 @@ async def test_database_on_a_full_disk(small_disk: Path):
         await connection.execute(text("insert into t values ('ok')"))
         assert (await connection.execute(text("select count(*) from t"))).scalar() == 1
     await db.close()
+
+
+async def test_a_cancelled_transaction_leaves_no_lock_behind(tmp_path: Path) -> None:
+    """Cancelled at any await, and the exceptions kept: SQLAlchemy's abandoned connection must not hold the lock."""
+    url = f"sqlite+aiosqlite:///{tmp_path}/one.db"
+    database, other = Database(url), Database(url)
+    async with database.begin() as connection:
+        await connection.execute(text("CREATE TABLE t (x INTEGER)"))
+
+    async def two_rows() -> None:
+        async with database.begin() as connection:
+            await connection.execute(text("INSERT INTO t VALUES (1)"))
+            await connection.execute(text("SELECT x FROM t"))
+            await connection.execute(text("INSERT INTO t VALUES (1)"))
+
+    kept = []
+    for number in range(150):
+        task = asyncio.create_task(two_rows())
+        await asyncio.sleep(number * 2e-5)
+        task.cancel()
+        if number % 2:
+            await asyncio.sleep(1e-4)
+            task.cancel()
+        kept.append((await asyncio.gather(task, return_exceptions=True))[0])
+        async with asyncio.timeout(5), other.begin() as connection:
+            await connection.execute(text("INSERT INTO t VALUES (2)"))
+    async with other.read() as connection:
+        whole = (await connection.execute(text("SELECT count(*) FROM t WHERE x = 1"))).scalar_one()
+    assert whole % 2 == 0
+    assert any(isinstance(error, asyncio.CancelledError) for error in kept)
+    await database.close()
+    await other.close()
