@@ -1,0 +1,3 @@
+module longshore.dev/egress-proxy
+
+go 1.25.0
