@@ -14,6 +14,7 @@ from longshore_common.database import Database, migrate
 from longshore_common.grpc_client import open_channel
 from longshore_controller.api.rest import make_rest
 from longshore_controller.api.servicer import Application, ControllerServicer
+from longshore_controller.application.announcing import DemandAnnouncer
 from longshore_controller.application.closing import RunCloser
 from longshore_controller.application.context import RunContexts
 from longshore_controller.application.driver import RunDriver
@@ -35,9 +36,10 @@ from longshore_controller.clients.artifacts import LocalArtifacts
 from longshore_controller.clients.catalog import GrpcCatalog
 from longshore_controller.clients.gateway import GrpcGateway
 from longshore_controller.clients.launcher import SubprocessLauncher
+from longshore_controller.clients.sandboxes import GrpcSandboxDemand
 from longshore_controller.clients.trajectory import GrpcTrajectory
 from longshore_controller.domain.jobs import Addresses
-from longshore_controller.domain.ports import Artifacts, Catalog, Gateway, JobLauncher, Trajectory
+from longshore_controller.domain.ports import Artifacts, Catalog, Gateway, JobLauncher, SandboxDemand, Trajectory
 from longshore_controller.settings import Settings
 from longshore_controller.signals import Signal
 from longshore_controller.store.leases import SqlLeaseStore
@@ -56,6 +58,7 @@ class Adapters:
     gateway: Gateway
     launcher: JobLauncher
     artifacts: Artifacts
+    demand: SandboxDemand
     clock: Clock
 
 
@@ -66,6 +69,7 @@ class Parts:
     application: Application
     manager: RunManager
     observer: Observer
+    announcer: DemandAnnouncer
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,8 @@ def wire(settings: Settings, database: Database, adapters: Adapters) -> Parts:
         reports=reports,
         clock=adapters.clock,
     )
-    return Parts(application, manager, Observer(runs, stores.leases, adapters.clock))
+    announcer = DemandAnnouncer(runs, stores.work, stores.contexts, adapters.demand, work_added)
+    return Parts(application, manager, Observer(runs, stores.leases, adapters.clock), announcer)
 
 
 def _leases(settings: Settings, stores: _Stores, adapters: Adapters) -> LeaseService:
@@ -193,6 +198,7 @@ def _adapters(settings: Settings, channels: dict[str, grpc.aio.Channel]) -> Adap
             settings.trainer_threads,
         ),
         artifacts=LocalArtifacts(settings.base_dir, settings.checkpoints_dir or home / "checkpoints"),
+        demand=GrpcSandboxDemand(channels["scheduler"]),
         clock=SystemClock(),
     )
 
@@ -211,6 +217,7 @@ async def build(settings: Settings) -> App:
         "catalog": settings.catalog_address,
         "trajectory": settings.trajectory_address,
         "gateway": settings.gateway_address,
+        "scheduler": settings.scheduler_address,
     }
     channels = {name: open_channel(address, secret) for name, address in targets.items()}
     parts = wire(settings, database, _adapters(settings, channels))
@@ -232,7 +239,7 @@ async def build(settings: Settings) -> App:
         name="controller",
         grpc=[endpoint],
         http=rest,
-        background=[parts.manager.serve, parts.observer.serve],
+        background=[parts.manager.serve, parts.observer.serve, parts.announcer.serve],
         on_start=parts.manager.recover,
         on_stop=stop,
     )

@@ -23,10 +23,13 @@ class Settings(ServiceSettings):
     gateway_address: str = "127.0.0.1:7404"
     """host:port of the inference gateway's gRPC server."""
 
-    trajectory_address: str = "127.0.0.1:7405"
+    scheduler_address: str = "127.0.0.1:7402"
+    """host:port of the sandbox scheduler, which is told what the queue will want."""
+
+    trajectory_address: str = "127.0.0.1:7406"
     """host:port of the trajectory store."""
 
-    controller_address: str = "127.0.0.1:7400"
+    controller_address: str = "127.0.0.1:7408"
     """host:port of this service as trainers reach it."""
 
     base_dir: Path = Path()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from sqlalchemy import func, select
 
 from longshore.trajectory.v1 import trajectory_pb2_grpc as rpc
 from longshore_common.app import running
@@ -18,10 +19,11 @@ from longshore_common.grpc_client import open_channel
 from longshore_controller.bootstrap import Adapters, Parts, wire
 from longshore_controller.clients.trajectory import GrpcTrajectory
 from longshore_controller.domain.records import RunRecord
-from longshore_controller.domain.vocabulary import RunState
+from longshore_controller.domain.vocabulary import LeaseState, RunState
 from longshore_controller.settings import Settings
+from longshore_controller.store import tables as t
 
-from .fakes import FakeArtifacts, FakeCatalog, FakeGateway, FakeLauncher, FakeWorker, Gate
+from .fakes import FakeArtifacts, FakeCatalog, FakeDemand, FakeGateway, FakeLauncher, FakeWorker, Gate
 
 
 @dataclass
@@ -35,15 +37,24 @@ class Harbor:
     stub: rpc.TrajectoryServiceStub
     trajectory: GrpcTrajectory
     settings: Settings
+    demand: FakeDemand = field(default_factory=FakeDemand)
 
     @contextlib.asynccontextmanager
-    async def controller(self, *, worker: bool = True, serve: bool = True, kill: bool = False) -> AsyncIterator[Living]:
+    async def controller(
+        self, *, worker: bool = True, serve: bool = True, kill: bool = False, announce: bool = False
+    ) -> AsyncIterator[Living]:
         """kill: ends as a killed process does, without a word to the database."""
         url = self.settings.resolved_database_url("controller")
         await asyncio.to_thread(migrate, url, "longshore_controller.store")
         database = Database(url)
         adapters = Adapters(
-            self.catalog, self.trajectory, self.gateway, self.launcher, FakeArtifacts(self.root), SystemClock()
+            self.catalog,
+            self.trajectory,
+            self.gateway,
+            self.launcher,
+            FakeArtifacts(self.root),
+            self.demand,
+            SystemClock(),
         )
         parts = wire(self.settings, database, adapters)
         self.launcher.report = parts.application.steps.report
@@ -51,6 +62,7 @@ class Harbor:
         await parts.manager.recover()
         tasks = [asyncio.create_task(living.worker.serve())] if worker else []
         tasks += [asyncio.create_task(parts.manager.serve())] if serve else []
+        tasks += [asyncio.create_task(parts.announcer.serve())] if announce else []
         living.tasks = tasks
         try:
             yield living
@@ -79,6 +91,17 @@ class Living:
     async def submit(self, text: str, key: str = "") -> RunRecord:
         run, _ = await self.parts.application.submission.submit(text, False, key)
         return run
+
+    async def until_queued(self, run_id: str, attempts: int) -> None:
+        """Waits until so many attempts of a run wait for a worker."""
+        async with asyncio.timeout(30):
+            while await self._queued(run_id) < attempts:
+                await asyncio.sleep(0.02)
+
+    async def _queued(self, run_id: str) -> int:
+        query = select(func.count()).where(t.attempts.c.run_id == run_id, t.attempts.c.state == LeaseState.QUEUED)
+        async with self.database.read() as connection:
+            return int((await connection.execute(query)).scalar_one())
 
     async def until(self, run_id: str, *states: RunState, timeout_s: float = 60.0) -> RunRecord:
         """Waits for one of the states."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from longshore_controller.domain.leases import LeaseRef
 from longshore_controller.domain.plan import CatalogDataset, CatalogTask, ModelIdentity
 from longshore_controller.domain.ports import Job
 from longshore_controller.domain.records import PolicyInfo, StepRecord
+from longshore_controller.domain.spec import SandboxSpec
 from longshore_controller.domain.vocabulary import RunState, StepPhase, TaskState
 
 Stub = rpc.TrajectoryServiceStub
@@ -263,6 +264,19 @@ class FakeLauncher:
         seconds = {"train": 1.0, "publish": 0.1, "checkpoint": 0.2, "wait_for_batch": 0.3}
         record = StepRecord(job.run_id, phase, step, job.incarnation, metrics, seconds, job.steps, 1000 + step)
         await self.report(record)  # type: ignore[misc]
+
+
+class FakeDemand:
+    """Keeps what was announced, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, dict[str, int]]] = []
+        self.broken: LongshoreError | None = None
+
+    async def announce(self, run_id: str, tasks: Mapping[str, int], sandbox: SandboxSpec | None) -> None:
+        if self.broken is not None:
+            raise self.broken
+        self.said.append((run_id, dict(tasks)))
 
 
 class FakeWorker:

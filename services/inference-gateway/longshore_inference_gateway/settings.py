@@ -27,7 +27,7 @@ class Settings(ServiceSettings):
     advertised_url: str | None = None
     """Base of the URL that harnesses are told, e.g. http://10.0.0.7:7403; none: http://<http_address>."""
 
-    trajectory_address: str = "127.0.0.1:7404"
+    trajectory_address: str = "127.0.0.1:7406"
     """host:port of the trajectory store, where every turn is appended."""
 
     append_attempts: int = 5

@@ -76,7 +76,7 @@ def ref_to_proto(ref: LeaseRef) -> pb.LeaseRef:
 
 
 def _limits(spec: SandboxSpec) -> sandbox.Limits:
-    return sandbox.Limits(**{key: value for key, value in spec.model_dump().items() if value is not None})
+    return sandbox.Limits(**spec.named())
 
 
 def lease_to_proto(lease: GrantedLease) -> pb.Lease:

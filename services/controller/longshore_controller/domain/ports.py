@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from longshore_controller.domain.jobs import JobFile
 from longshore_controller.domain.plan import CatalogDataset, CatalogTask, ModelIdentity
 from longshore_controller.domain.planner import GroupPlan
 from longshore_controller.domain.records import AttemptCounts, GroupInfo, PolicyInfo, SealedAttempt
+from longshore_controller.domain.spec import SandboxSpec
 from longshore_controller.domain.vocabulary import Purpose
 
 
@@ -120,6 +121,14 @@ class JobLauncher(Protocol):
 
     async def launch(self, job: JobFile) -> Job:
         """Starts one. Raises Unavailable when it cannot be started."""
+        ...
+
+
+class SandboxDemand(Protocol):
+    """The sandbox scheduler's warm pools."""
+
+    async def announce(self, run_id: str, tasks: Mapping[str, int], sandbox: SandboxSpec | None) -> None:
+        """Sandboxes that a run will claim soon, by task digest; replaces what was said before."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
@@ -141,6 +141,10 @@ class SandboxSpec(Frozen):
     storage_mb: int | None = Field(default=None, ge=1)
     max_processes: int | None = Field(default=None, ge=4)
     max_file_mb: int | None = Field(default=None, ge=1)
+
+    def named(self) -> dict[str, Any]:
+        """The limits that are given."""
+        return self.model_dump(exclude_none=True)
 
 
 class VerifierSpec(Frozen):

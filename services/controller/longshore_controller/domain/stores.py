@@ -159,6 +159,10 @@ class WorkStore(Protocol):
         """Attempts that are queued or leased."""
         ...
 
+    async def queued_tasks(self, run_id: str) -> dict[str, int]:
+        """Attempts that wait for a worker, by task digest."""
+        ...
+
     async def mark_done(self, attempt_ids: Sequence[str]) -> None:
         """Takes attempts out of the queue."""
         ...

@@ -177,6 +177,16 @@ class SqlWorkStore:
         async with self._db.read() as connection:
             return list((await connection.execute(query)).scalars())
 
+    async def queued_tasks(self, run_id: str) -> dict[str, int]:
+        query = (
+            select(t.groups.c.task_digest, func.count())
+            .join(t.groups, t.groups.c.group_id == t.attempts.c.group_id)
+            .where(t.attempts.c.run_id == run_id, t.attempts.c.state == LeaseState.QUEUED)
+            .group_by(t.groups.c.task_digest)
+        )
+        async with self._db.read() as connection:
+            return {row[0]: row[1] for row in await connection.execute(query)}
+
     async def step_times(self, run_id: str) -> dict[int, StepTimes]:
         leased, sealed = t.attempts.c.first_leased_at_ms, t.attempts.c.sealed_at_ms
         query = (
