@@ -50,6 +50,21 @@ def test_a_good_task_has_no_findings(tmp_path: Path) -> None:
     assert task.tests_digest == tree_digest(tmp_path / "tests")
 
 
+ALLOWLIST = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.example", "192.0.2.0/24"]\n'
+NO_DOCKERFILE: dict[str, str | None] = {"environment/Dockerfile": None}
+
+
+def test_image_and_network_of_task_toml_are_content(tmp_path: Path) -> None:
+    task = content(tmp_path, {"task.toml": ALLOWLIST + 'docker_image = "registry.example/task@sha256:ab"\n'})
+    assert task.docker_image == "registry.example/task@sha256:ab"
+    assert (task.network_mode, task.allowed_hosts) == ("allowlist", ("a.example", "192.0.2.0/24"))
+
+
+def test_a_task_that_says_nothing_asks_for_nothing(tmp_path: Path) -> None:
+    task = content(tmp_path)
+    assert (task.docker_image, task.network_mode, task.allowed_hosts) == ("", "", ())
+
+
 ERRORS: list[tuple[str, dict[str, str | None], str, str]] = [
     ("no tests", {"tests/test.sh": None}, "tests-missing", "tests/test.sh"),
     ("no toml", {"task.toml": None}, "toml-missing", "task.toml"),
@@ -61,12 +76,6 @@ ERRORS: list[tuple[str, dict[str, str | None], str, str]] = [
     ("CRLF solution", {"solution/solve.sh": "#!/bin/sh\ntrue\r\n"}, "crlf", "solution/solve.sh:2"),
     ("CRLF Dockerfile", {"environment/Dockerfile": "FROM longshore/base\r\n"}, "crlf", "environment/Dockerfile:1"),
     ("no image", {"environment/Dockerfile": None}, "environment-missing", "environment/Dockerfile"),
-    (
-        "compose",
-        {"environment/docker-compose.yaml": "services: {}\n"},
-        "unsupported",
-        "environment/docker-compose.yaml",
-    ),
     ("steps", {"steps/one/instruction.md": "x"}, "unsupported", "steps"),
     ("verifier image", {"tests/Dockerfile": "FROM x\n"}, "unsupported", "tests/Dockerfile"),
     ("separate", {"task.toml": '[verifier]\nenvironment_mode = "separate"\n'}, "unsupported", "task.toml"),
@@ -85,9 +94,13 @@ def test_errors(changes: dict[str, str | None], rule: str, where: str, tmp_path:
 WARNINGS: list[tuple[str, dict[str, str | None], str]] = [
     ("no solution", {"solution/solve.sh": None}, "solution-missing"),
     ("no name", {"task.toml": "[metadata]\nskill = 'x'\n"}, "name-missing"),
-    ("allow_internet", {"task.toml": "[environment]\nallow_internet = true\n"}, "network-not-granted"),
+    ("compose", {"environment/docker-compose.yaml": "services: {}\n"}, "compose-needs-pods"),
+    ("compose alone", {"environment/docker-compose.yml": "x: 1\n", **NO_DOCKERFILE}, "compose-needs-pods"),
+    ("allow_internet", {"task.toml": "[environment]\nallow_internet = true\n"}, "network-needs-pods"),
+    ("public", {"task.toml": '[environment]\nnetwork_mode = "public"\n'}, "network-needs-pods"),
+    ("allowlist", {"task.toml": ALLOWLIST}, "network-needs-pods"),
     ("no internet, old field", {"task.toml": "[environment]\nallow_internet = false\n"}, "deprecated-field"),
-    ("public agent", {"task.toml": '[agent]\nnetwork_mode = "public"\n'}, "network-not-granted"),
+    ("public agent", {"task.toml": '[agent]\nnetwork_mode = "public"\n'}, "ignored-field"),
     ("memory string", {"task.toml": '[environment]\nmemory = "1G"\n'}, "deprecated-field"),
     ("tests fetch", {"tests/test.sh": "apt-get update\necho > reward.txt\n"}, "tests-need-network"),
     ("no reward", {"tests/test.sh": "exit 0\n"}, "reward-not-written"),

@@ -180,6 +180,13 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
+async def test_image_and_network_come_back_over_the_wire(world: World) -> None:
+    toml = '[environment]\ndocker_image = "a/b:1"\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.example"]\n'
+    imported = await world.add(changes={"task.toml": toml})
+    task = (await world.stub.GetTask(pb.GetTaskRequest(task=imported.task.digest))).task
+    assert (task.docker_image, task.network_mode, list(task.allowed_hosts)) == ("a/b:1", "allowlist", ["a.example"])
+
+
 async def test_import_is_idempotent_and_gives_the_bundle_back(world: World) -> None:
     first = await world.add(source="here")
     assert first.created

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from longshore_common.objects import ObjectStore
 from longshore_task_catalog.domain.datasets import make_dataset
 from longshore_task_catalog.domain.model import Finding, Severity, TaskState
 from longshore_task_catalog.store.bundles import ObjectBundleStore
-from longshore_task_catalog.store.schema import metadata
+from longshore_task_catalog.store.schema import metadata, tasks
 from longshore_task_catalog.store.sql_store import SqlTaskStore
 
 
@@ -48,6 +49,16 @@ async def test_a_task_comes_back_as_it_was(store: SqlTaskStore) -> None:
     assert await store.add_task(task)
     assert await store.get_task(task.digest) == task
     assert await store.get_task("sha256:zz") is None
+
+
+async def test_a_row_stored_before_images_and_networks_were_read_is_readable(store: SqlTaskStore) -> None:
+    await store.add_task(make_task())
+    async with store._database.begin() as connection:
+        stored = json.loads((await connection.execute(sa.select(tasks.c.content))).scalar_one())
+        for name in ("docker_image", "network_mode", "allowed_hosts"):
+            del stored[name]
+        await connection.execute(sa.update(tasks).values(content=json.dumps(stored)))
+    assert await store.get_task("sha256:aa") == make_task()
 
 
 async def test_the_same_digest_is_stored_once(store: SqlTaskStore) -> None:

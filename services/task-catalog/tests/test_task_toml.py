@@ -13,6 +13,8 @@ from longshore_task_catalog.domain.task_toml import TaskConfig, parse, parse_siz
 
 DEFAULTS = Limits(cpus=2, memory_mb=111, storage_mb=222, agent_timeout_s=33)
 
+ALLOWLIST = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = [{}]\n'
+
 
 def parsed(text: str) -> TaskConfig:
     config, findings = parse(text)
@@ -43,6 +45,24 @@ def test_sizes(text: str, mb: int) -> None:
     assert parse_size_mb(text) == mb
 
 
+@pytest.mark.parametrize(
+    ("environment", "asked"),
+    [
+        ("", ""),
+        ('network_mode = "public"', "public"),
+        ("allow_internet = true", "public"),
+        ("allow_internet = false", "no-network"),
+        ('allow_internet = true\nnetwork_mode = "no-network"', "no-network"),
+        ('network_mode = "allowlist"\nallowed_hosts = ["a.example", "*.b.example", "192.0.2.0/24"]', "allowlist"),
+    ],
+)
+def test_the_network_asked_for(environment: str, asked: str) -> None:
+    config, findings = parse(f"[environment]\n{environment}\n")
+    assert findings == []
+    assert config is not None
+    assert config.environment.asked_network() == asked
+
+
 @pytest.mark.parametrize("text", ["", "G", "-1G", "0", "two", "2X", "1e9"])
 def test_what_is_no_size(text: str) -> None:
     assert parse_size_mb(text) is None
@@ -57,6 +77,9 @@ def test_what_is_no_size(text: str) -> None:
         ('[environment]\nmemory = "2G"\nmemory_mb = 1\n', "task.toml:1", "both set; keep memory_mb"),
         ('[environment]\nmemory = "lots"\n', "task.toml:1", "write memory_mb"),
         ('[environment]\nallowed_hosts = ["a.b"]\n', "task.toml:1", "allowlist"),
+        ('[environment]\nnetwork_mode = "allowlist"\n', "task.toml:1", "needs allowed_hosts"),
+        (ALLOWLIST.format('"https://a.b"'), "task.toml:1", "'https://a.b' is no host"),
+        (ALLOWLIST.format('"192.0.2.1/24"'), "task.toml:1", "'192.0.2.1/24' is no host"),
         ('[environment]\nnetwork_mode = "offline"\n', "task.toml:2", "network_mode"),
         ('[task]\nversion = "1"\n', "task.toml:1", "task.name"),
         ("agent = 3\n", "task.toml:1", "agent"),

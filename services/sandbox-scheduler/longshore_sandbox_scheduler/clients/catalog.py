@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import OrderedDict
 
 import grpc.aio
 
 from longshore.catalog.v1 import catalog_pb2, catalog_pb2_grpc
+from longshore_common.errors import InvalidSpec
 from longshore_common.grpc_client import open_channel
-from longshore_sandbox_scheduler.domain.model import Limits, TaskEnvironment
+from longshore_sandbox_scheduler.domain.model import Limits, Network, NetworkClass, TaskEnvironment
 
 _REMEMBERED = 4096
 
@@ -40,6 +42,8 @@ class GrpcTasks:
             limits=limits,
             build_timeout_s=task.limits.build_timeout_s or self._default_build_timeout_s,
             workdir=task.workdir,
+            docker_image=task.docker_image,
+            network=_network(task),
         )
 
     async def bundle(self, task_digest: str) -> bytes:
@@ -49,3 +53,28 @@ class GrpcTasks:
     async def close(self) -> None:
         """Closes the channel."""
         await self._channel.close()
+
+
+def _network(task: catalog_pb2.Task) -> Network | None:
+    """What the task asks for; None: it does not say. Raises InvalidSpec naming the task."""
+    if not task.network_mode:
+        return None
+    where = f"task {task.name or task.digest}: [environment].network_mode"
+    try:
+        kind = NetworkClass(task.network_mode)
+    except ValueError as error:
+        raise InvalidSpec(f"{where} {task.network_mode!r} is not known here", field="network") from error
+    cidrs = [host for host in task.allowed_hosts if _is_cidr(host)]
+    hosts = [host for host in task.allowed_hosts if host not in cidrs]
+    try:
+        return Network(kind, tuple(cidrs), tuple(hosts))
+    except InvalidSpec as error:
+        raise InvalidSpec(f"{where}: {error.message}", field=error.field) from error
+
+
+def _is_cidr(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True

@@ -80,6 +80,9 @@ def task_proto(task: Task) -> pb.Task:
         findings=[finding_proto(one) for one in content.findings],
         imported_at_ms=task.imported_at_ms,
         source=task.source,
+        docker_image=content.docker_image,
+        network_mode=content.network_mode,
+        allowed_hosts=content.allowed_hosts,
     )
 
 

@@ -94,6 +94,9 @@ def _content(root: Path, name: str, config: TaskConfig, defaults: Limits, findin
         has_solution=(root / SOLUTION_SCRIPT).is_file(),
         solution_env={**resolve_env(config.environment.env), **resolve_env(config.solution.env)},
         findings=findings,
+        docker_image=config.environment.docker_image or "",
+        network_mode=config.environment.asked_network(),
+        allowed_hosts=tuple(config.environment.allowed_hosts or ()),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from longshore_common.digests import walk_files
 from longshore_task_catalog.domain.model import Finding, Severity
-from longshore_task_catalog.domain.task_toml import FILE, AgentTable, EnvironmentTable, TaskConfig, VerifierTable
+from longshore_task_catalog.domain.task_toml import FILE, AgentTable, TaskConfig, VerifierTable
 
 TEST_SCRIPT = "tests/test.sh"
 SOLUTION_SCRIPT = "solution/solve.sh"
@@ -89,11 +89,13 @@ def _mentions_reward(path: Path) -> bool:
 
 
 def _lint_environment(root: Path) -> Iterator[Finding]:
-    compose = next((name for name in COMPOSE if (root / name).is_file()), None)
-    if compose:
-        yield error(
-            "unsupported", compose, "compose environments are not supported; describe one image by a Dockerfile"
-        )
+    if compose := _compose_file(root):
+        message = "several containers need the scheduler's pod runtime; the local runtime refuses this task"
+        yield warning("compose-needs-pods", compose, message)
+
+
+def _compose_file(root: Path) -> str | None:
+    return next((name for name in COMPOSE if (root / name).is_file()), None)
 
 
 def _lint_scripts(root: Path) -> Iterator[Finding]:
@@ -112,7 +114,8 @@ def lint_config(root: Path, config: TaskConfig) -> Iterator[Finding]:
     """What task.toml asks for and Longshore does otherwise, or not at all."""
     if config.task is None:
         yield warning("name-missing", FILE, 'no [task] name; the folder\'s name is used; add name = "org/name"')
-    if not (root / DOCKERFILE).is_file() and not config.environment.docker_image:
+    described = (root / DOCKERFILE).is_file() or config.environment.docker_image or _compose_file(root)
+    if not described:
         yield error("environment-missing", DOCKERFILE, "no Dockerfile and no [environment].docker_image: no image")
     yield from _lint_unsupported(root, config)
     yield from _lint_network(config)
@@ -137,18 +140,18 @@ def _lint_unsupported(root: Path, config: TaskConfig) -> Iterator[Finding]:
 
 def _lint_network(config: TaskConfig) -> Iterator[Finding]:
     environment = config.environment
-    tables: dict[str, EnvironmentTable | AgentTable | VerifierTable] = {
-        "environment": environment,
-        "agent": config.agent,
-        "verifier": config.verifier,
-    }
+    asked = environment.asked_network()
+    if asked in ("public", "allowlist"):
+        message = (
+            f"[environment] asks for network {asked!r}: granted only by runtimes that can (a cluster's pod runtime); "
+            "elsewhere the sandbox has none"
+        )
+        yield warning("network-needs-pods", FILE, message)
+    tables: dict[str, AgentTable | VerifierTable] = {"agent": config.agent, "verifier": config.verifier}
     for name, table in tables.items():
-        if table.network_mode in ("public", "allowlist"):
-            message = f"[{name}] network_mode = {table.network_mode!r} is not granted: sandboxes have no internet"
-            yield warning("network-not-granted", FILE, message)
-    if environment.allow_internet:
-        message = "allow_internet = true is not granted: sandboxes have no internet"
-        yield warning("network-not-granted", FILE, message)
+        if table.network_mode is not None and table.network_mode != asked:
+            message = f"[{name}] network_mode has no effect: a sandbox has one network, that of [environment]"
+            yield warning("ignored-field", FILE, message)
     if environment.allow_internet is not None:
         yield warning("deprecated-field", FILE, 'environment.allow_internet is old; write network_mode = "no-network"')
     for old in ("memory", "storage"):

@@ -92,6 +92,12 @@ class TaskContent:
     has_solution: bool
     solution_env: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
+    # Rows stored before these were read hold none of them.
+    docker_image: str = ""
+    network_mode: str = ""
+    """"public", "allowlist" or "no-network"; empty: the task does not say."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names and CIDRs; only with "allowlist"."""
 
 
 @dataclass(frozen=True)

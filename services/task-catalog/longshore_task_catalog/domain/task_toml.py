@@ -6,6 +6,7 @@ Unknown fields do not stop a task (Harbor ignores them): each becomes a warning 
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 import tomllib
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from longshore_task_catalog.domain.model import Finding, Limits, Severity
 
 FILE = "task.toml"
 NetworkMode = Literal["public", "no-network", "allowlist"]
+_HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*$", re.IGNORECASE)
 _MIB = {"": 1 / (1024 * 1024), "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
@@ -80,7 +82,18 @@ class EnvironmentTable(_Table):
                 raise ValueError(f"{old} and {new} are both set; keep {new}")
         if self.allowed_hosts and self.network_mode != "allowlist":
             raise ValueError('allowed_hosts needs network_mode = "allowlist"')
+        if self.network_mode == "allowlist" and not self.allowed_hosts:
+            raise ValueError('network_mode = "allowlist" needs allowed_hosts; write "no-network" for none')
+        for host in self.allowed_hosts or ():
+            if not is_host_or_cidr(host):
+                raise ValueError(f"allowed_hosts: {host!r} is no host (a.example or *.example) and no CIDR")
         return self
+
+    def asked_network(self) -> NetworkMode | Literal[""]:
+        """The network that the task asks for, by the new field or the old one; empty: it does not say."""
+        if self.network_mode is not None or self.allow_internet is None:
+            return self.network_mode or ""
+        return "public" if self.allow_internet else "no-network"
 
 
 class CollectTable(_Table):
@@ -172,6 +185,15 @@ def parse_size_mb(text: str) -> int | None:
     if match is None or float(match[1]) <= 0:
         return None
     return max(1, round(float(match[1]) * _MIB[match[2].upper()]))
+
+
+def is_host_or_cidr(text: str) -> bool:
+    """Whether an allowlist may name it: a.example, *.example, 192.0.2.0/24."""
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return _HOST.fullmatch(text.lower().rstrip(".")) is not None
+    return True
 
 
 def parse(text: str) -> tuple[TaskConfig | None, list[Finding]]:

@@ -218,7 +218,9 @@ def _read_dockerfile(context: Path, task: TaskEnvironment) -> Dockerfile:
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (folder / name).exists():
             raise InvalidSpec(
-                f"environment/{name}: several containers need the pod runtime", field=f"environment/{name}"
+                f"environment/{name}: several containers need the pod runtime "
+                "(LONGSHORE_SANDBOX_SCHEDULER_RUNTIME=pod); this is the bubblewrap runtime",
+                field=f"environment/{name}",
             )
     if (folder / ".dockerignore").exists():
         raise InvalidSpec(
