@@ -69,6 +69,8 @@ class PolicyOptions:
     """DNS servers of the egress proxy; none: the cluster's own."""
     blocked: tuple[str, ...] = ()
     """CIDRs that no sandbox reaches, beside what is private and what is found of the cluster."""
+    node_cidrs: tuple[str, ...] = ()
+    """Where nodes and API servers have their addresses, for a scheduler that may not list nodes."""
     allowed_private: tuple[str, ...] = ()
     """CIDRs that allowlists and the egress proxy may reach although they are private."""
     proxy_tls_ports: tuple[int, ...] = (443,)
@@ -77,7 +79,7 @@ class PolicyOptions:
     def __post_init__(self) -> None:
         if self.gateway and not 0 < self.gateway_port < 65536:
             raise InvalidSpec("a gateway peer needs gateway_port, its data port", field="network.gateway_port")
-        for text in (*self.blocked, *self.allowed_private):
+        for text in (*self.blocked, *self.node_cidrs, *self.allowed_private):
             network(text)
 
 
@@ -98,6 +100,11 @@ class ClusterAddresses:
     """What could not be found, and why."""
 
     @property
+    def nodes_known(self) -> bool:
+        """Whether the nodes' addresses were found."""
+        return bool(self.nodes)
+
+    @property
     def ipv6(self) -> bool:
         """Whether pods may have IPv6 addresses."""
         return any(network(text).version == 6 for text in (*self.pods, *self.services, *self.nodes))
@@ -116,6 +123,7 @@ class ClusterAddresses:
 def address_rules(options: PolicyOptions, cluster: ClusterAddresses) -> AddressRules:
     """What sandboxes of this cluster may reach on the whole."""
     blocked = {network(text): "blocked by the operator" for text in options.blocked}
+    blocked |= {network(text): "nodes of this cluster" for text in options.node_cidrs}
     return AddressRules({**blocked, **cluster.owned()}, frozenset(network(text) for text in options.allowed_private))
 
 
