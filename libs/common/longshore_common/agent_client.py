@@ -6,14 +6,17 @@ sandbox is chosen by the token that goes with each call.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import io
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, BinaryIO
 
 import grpc.aio
 
 from longshore.agent.v1 import agent_pb2, agent_pb2_grpc
-from longshore_common.digests import digest_bytes
+from longshore_common.agent_session import EXEC_GRACE_S, ExecSession
 from longshore_common.errors import LongshoreError, Unavailable
 from longshore_common.grpc_client import mapped, mapped_stream, open_channel
 from longshore_common.ids import new_id
@@ -21,8 +24,8 @@ from longshore_common.sandbox_exec import Captured, ExecResult, FileStat
 
 _CHUNK_BYTES = 1024 * 1024
 _TRANSFER_TIMEOUT_S = 120.0
-# What a command may take beyond its own timeout: kill of the tree, the drain of its output, the way back.
-_EXEC_GRACE_S = 30.0
+_SLOWEST_BYTES_PER_S = 1024 * 1024
+"""A transfer slower than this beyond its first minutes is given up."""
 _ATTACH_ATTEMPTS = 3
 
 
@@ -119,13 +122,31 @@ class AgentClient:
         raise AssertionError("unreachable")
 
     async def _attach(self, request: agent_pb2.ExecRequest, streams: dict[Any, _Stream]) -> ExecResult:
-        call = self._stub.Exec(request, metadata=self._metadata, timeout=request.timeout_s + _EXEC_GRACE_S)
+        call = self._stub.Exec(request, metadata=self._metadata, timeout=request.timeout_s + EXEC_GRACE_S)
         async for message in mapped_stream(call):
             if message.HasField("output"):
                 streams[message.output.stream].add(message.output.offset, message.output.data)
             elif message.HasField("exited"):
                 return _result(message.exited, streams)
         raise Unavailable(f"the agent ended exec {request.exec_id} without an exit status; the sandbox may be lost")
+
+    def session(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str = "",
+        output_cap: int = 0,
+        stdin_open: bool = False,
+    ) -> ExecSession:
+        """argv to be run once and read while it runs; it starts when its output is read."""
+        request = agent_pb2.ExecRequest(
+            exec_id=new_id("exec"), command=command, env=env or {}, cwd=cwd, user=user, timeout_s=timeout_s,
+            stdout_cap=output_cap, stderr_cap=output_cap, stdin_open=stdin_open,
+        )  # fmt: skip
+        return ExecSession(self._stub, self._metadata, request)
 
     async def kill_all(self) -> int:
         answer = await self._stub.KillAll(agent_pb2.KillAllRequest(), metadata=self._metadata)
@@ -139,28 +160,78 @@ class AgentClient:
         return FileStat(answer.exists, answer.kind, answer.size, answer.mode)
 
     async def upload(self, path: str, data: bytes, *, tar: bool = False, replace: bool = False, mode: int = 0) -> None:
-        header = agent_pb2.UploadHeader(path=path, digest=digest_bytes(data), tar=tar, mode=mode, replace=replace)
-        call = self._stub.Upload(_parts(header, data), metadata=self._metadata, timeout=_TRANSFER_TIMEOUT_S)
+        await self.upload_from(path, io.BytesIO(data), tar=tar, replace=replace, mode=mode)
+
+    async def upload_from(
+        self,
+        path: str,
+        file: BinaryIO,
+        *,
+        tar: bool = False,
+        replace: bool = False,
+        mode: int = 0,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Like `upload`, from an open file, read twice; progress hears the bytes sent so far. Gives their number."""
+        digest, size = await asyncio.to_thread(_digest, file)
+        header = agent_pb2.UploadHeader(path=path, digest=digest, tar=tar, mode=mode, replace=replace)
+        timeout_s = _TRANSFER_TIMEOUT_S + size / _SLOWEST_BYTES_PER_S
+        call = self._stub.Upload(_parts(header, file, progress), metadata=self._metadata, timeout=timeout_s)
         await mapped(call)
+        return size
 
     async def download(self, path: str, *, max_bytes: int, tar: bool = False) -> bytes:
         """The bytes at path. Raises Unavailable when the stream broke off or the digest does not match."""
+        file = io.BytesIO()
+        await self.download_to(path, file, max_bytes=max_bytes, tar=tar)
+        return file.getvalue()
+
+    async def download_to(
+        self,
+        path: str,
+        file: BinaryIO,
+        *,
+        max_bytes: int,
+        tar: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Like `download`, into an open file, whose content is good only when this returns. Gives the bytes."""
         request = agent_pb2.DownloadRequest(path=path, tar=tar, max_bytes=max_bytes)
-        data, stated = bytearray(), ""
-        call = self._stub.Download(request, metadata=self._metadata, timeout=_TRANSFER_TIMEOUT_S)
+        timeout_s = _TRANSFER_TIMEOUT_S + max_bytes / _SLOWEST_BYTES_PER_S
+        call = self._stub.Download(request, metadata=self._metadata, timeout=timeout_s)
+        total, size, stated = hashlib.sha256(), 0, ""
         async for message in mapped_stream(call):
-            data.extend(message.data)
+            file.write(message.data)
+            total.update(message.data)
+            size += len(message.data)
             stated = message.digest or stated
-        content = bytes(data)
-        if stated != digest_bytes(content):
-            raise Unavailable(f"the download of {path} broke off after {len(content)} bytes; try again")
-        return content
+            if progress is not None:
+                progress(size)
+        if stated != "sha256:" + total.hexdigest():
+            raise Unavailable(f"the download of {path} broke off after {size} bytes; try again")
+        return size
 
 
-async def _parts(header: agent_pb2.UploadHeader, data: bytes) -> AsyncIterator[agent_pb2.UploadRequest]:
+def _digest(file: BinaryIO) -> tuple[str, int]:
+    file.seek(0)
+    total, size = hashlib.sha256(), 0
+    while data := file.read(_CHUNK_BYTES):
+        total.update(data)
+        size += len(data)
+    return "sha256:" + total.hexdigest(), size
+
+
+async def _parts(
+    header: agent_pb2.UploadHeader, file: BinaryIO, progress: Callable[[int], None] | None
+) -> AsyncIterator[agent_pb2.UploadRequest]:
     yield agent_pb2.UploadRequest(header=header)
-    for start in range(0, len(data), _CHUNK_BYTES):
-        yield agent_pb2.UploadRequest(data=data[start : start + _CHUNK_BYTES])
+    file.seek(0)
+    sent = 0
+    while data := file.read(_CHUNK_BYTES):
+        yield agent_pb2.UploadRequest(data=data)
+        sent += len(data)
+        if progress is not None:
+            progress(sent)
 
 
 def _result(exited: agent_pb2.Exited, streams: dict[Any, _Stream]) -> ExecResult:

@@ -1,6 +1,7 @@
 """The agent client against a scripted agent: broken streams, gaps, digests."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +133,28 @@ async def test_a_download_is_checked(agent: tuple[FakeAgent, AgentClient]) -> No
     fake.download = parts
     with pytest.raises(Unavailable, match="broke off"):
         await client.download("/x", max_bytes=10)
+
+
+async def test_files_are_streamed_with_progress(agent: tuple[FakeAgent, AgentClient], tmp_path: Path) -> None:
+    fake, client = agent
+    data = bytes(range(256)) * 10_000
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    seen: list[int] = []
+    with path.open("rb") as file:
+        assert await client.upload_from("/f", file, mode=0o700, progress=seen.append) == len(data)
+    header, *parts = fake.uploads
+    assert (header.header.digest, header.header.mode) == (digest_bytes(data), 0o700)
+    assert b"".join(part.data for part in parts) == data
+    assert seen == [1 << 20, 2 << 20, len(data)]
+
+
+async def test_a_broken_download_is_told_from_a_whole_one(agent: tuple[FakeAgent, AgentClient], tmp_path: Path) -> None:
+    fake, client = agent
+    fake.download = [agent_pb2.DownloadResponse(data=b"half")]
+    with (tmp_path / "f").open("wb") as file, pytest.raises(Unavailable, match="broke off after 4 bytes"):
+        await client.download_to("/f", file, max_bytes=10)
+    fake.download.append(agent_pb2.DownloadResponse(digest=digest_bytes(b"half")))
+    with (tmp_path / "f").open("wb") as file:
+        assert await client.download_to("/f", file, max_bytes=10) == 4
+    assert (tmp_path / "f").read_bytes() == b"half"
