@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import stat
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import zstandard
 
@@ -90,24 +92,33 @@ def unpack_tar(plain: bytes, dest: Path) -> None:
 
     Refuses "..", absolute paths, escaping links, hard links and devices before anything is written (InvalidSpec).
     """
+    unpack_tar_file(io.BytesIO(plain), dest)
+
+
+def unpack_tar_file(file: BinaryIO, dest: Path) -> None:
+    """Like `unpack_tar`, from an open file that is read entry by entry."""
     try:
-        with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
             members = tar.getmembers()
-            links = set()
-            for member in members:
-                path = _checked_path(member.name)
-                if any(str(parent) in links for parent in path.parents):
-                    raise InvalidSpec(f"bundle entry {member.name!r} lies behind a link", field=member.name)
-                if member.issym():
-                    _check_link(member.name, member.linkname)
-                    links.add(str(path))
-                elif not (member.isreg() or member.isdir()):
-                    raise InvalidSpec(f"bundle entry {member.name!r} is a device, fifo or hard link", field=member.name)
+            _check_members(members)
             dest.mkdir(parents=True, exist_ok=True)
             for member in members:
                 _extract(tar, member, dest)
     except tarfile.TarError as error:
         raise InvalidSpec(f"the bundle is not a tar: {error}") from error
+
+
+def _check_members(members: Sequence[tarfile.TarInfo]) -> None:
+    links = set()
+    for member in members:
+        path = _checked_path(member.name)
+        if any(str(parent) in links for parent in path.parents):
+            raise InvalidSpec(f"bundle entry {member.name!r} lies behind a link", field=member.name)
+        if member.issym():
+            _check_link(member.name, member.linkname)
+            links.add(str(path))
+        elif not (member.isreg() or member.isdir()):
+            raise InvalidSpec(f"bundle entry {member.name!r} is a device, fifo or hard link", field=member.name)
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, dest: Path) -> None:
@@ -121,7 +132,8 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, dest: Path) -> None:
         return
     source = tar.extractfile(member)
     assert source is not None
-    target.write_bytes(source.read())
+    with target.open("wb") as file:
+        shutil.copyfileobj(source, file)
     target.chmod(0o755 if member.mode & 0o111 else 0o644)
 
 

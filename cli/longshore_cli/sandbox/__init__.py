@@ -1,0 +1,1 @@
+"""Work of `longshore sandbox`: the way in, commands, copies, tables. Imported by the commands when they run."""
