@@ -88,7 +88,7 @@ def describe(
 @app.command("exec")
 def exec_(
     sandbox: SandboxArgument,
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="argv; no shell is added.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="argv, after `--`; no shell is added.")],
     stdin: Annotated[
         bool | None,
         typer.Option("-i/-n", "--stdin/--no-stdin", help="Forward stdin. Default: when it is not a terminal."),
@@ -97,7 +97,7 @@ def exec_(
         list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME for its value here; repeatable.")
     ] = None,
     cwd: Annotated[str, typer.Option("--cwd", "-w", help="Working folder. Default: the image's.")] = "",
-    user: Annotated[str, typer.Option("--user", "-u", help="Name or uid in the sandbox. Default: its own.")] = "",
+    user: Annotated[str, typer.Option("--user", "-u", help="Name or uid in the sandbox. Default: the image's.")] = "",
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds, then the command is killed.")] = 3600.0,
     keep_mb: Annotated[
         int, typer.Option("--keep-mb", min=1, max=64, help="MiB kept of each stream; the middle of more is left out.")

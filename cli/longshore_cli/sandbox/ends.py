@@ -19,7 +19,7 @@ WORDS = {
         "check the image's name and digest, the registry, and the cluster's pull secret",
     ),
     "evicted": (
-        "the node evicted it",
+        "it went over its storage limit, or its node ran short",
         "check storage_mb in task.toml against what the task writes, and the node's free disk and memory",
     ),
     "deadline_exceeded": (
