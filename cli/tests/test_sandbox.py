@@ -443,7 +443,8 @@ def test_describe_says_limits_and_what_enforces_them(ask: Cli, shared: str) -> N
     assert fields["sandbox"].strip() == shared
     assert fields["run"].strip() == "run-1"
     assert fields["network"].strip() == "no-network"
-    assert "enforced by" in text
+    assert "not said what enforces it" not in text
+    assert fields["limit file_size"].strip() == "512 MiB, enforced by rlimit"
     assert fields["limit storage"].strip() == "2048 MiB, watched only (advisory)"
     assert "ended because" not in fields
     found = json.loads(ask("describe", shared, "-o", "json").stdout)

@@ -22,7 +22,7 @@ _UNITS = {
     "memory_mb": ("memory", " MiB"),
     "storage_mb": ("storage", " MiB"),
     "max_processes": ("processes", ""),
-    "max_file_mb": ("file", " MiB"),
+    "max_file_mb": ("file_size", " MiB"),
 }
 """Field of Limits to its name in `enforcement`, and its unit."""
 _UNKNOWN_RUN = "(no run)"
