@@ -14,6 +14,7 @@ QUEUE_SECONDS = Histogram(
     buckets=(0.001, 0.01, 0.1, 0.5, 1, 5, 15, 60, 240),
 )  # fmt: skip
 ACTIVE = Gauge("longshore_sandbox_active", "Sandboxes that hold a place", ["runtime"])
+PLACES = Gauge("longshore_sandbox_places", "Sandboxes at a time, at most", ["runtime"])
 EXECS = Counter("longshore_sandbox_execs", "Commands that ended", ["runtime"])
 ENDS = Counter("longshore_sandbox_ends", "Sandboxes that ended", ["runtime", "reason"])
 BUILDS = Histogram(

@@ -119,6 +119,7 @@ class Scheduler:
     async def start(self) -> None:
         """Takes over what earlier schedulers left: goes on with what outlived them, ends and removes the rest."""
         await self._runtime.start()
+        metrics.PLACES.labels(self._runtime.name).set(self._admission.places)
         for sandbox in await self._records.unended_of(self._policy.owner):
             await self._take_over(sandbox)
         removed = await self._runtime.sweep([*self._live])
