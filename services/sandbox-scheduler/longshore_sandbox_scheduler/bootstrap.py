@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
+from collections.abc import Callable
 
 import grpc.aio
 
@@ -41,7 +42,8 @@ def _default_limits(settings: Settings) -> Limits:
     )
 
 
-def _runtime(settings: Settings) -> Runtime:
+def make_runtime(settings: Settings, tokens: JwtAgentTokens) -> Runtime:
+    """The runtime that the settings name."""
     return BubblewrapRuntime(
         BubblewrapOptions(
             data_dir=settings.data_dir,
@@ -83,7 +85,7 @@ def _policy(settings: Settings, agent_address: str) -> Policy:
     )
 
 
-async def build(settings: Settings) -> App:
+async def build(settings: Settings, runtime_of: Callable[[Settings, JwtAgentTokens], Runtime] = make_runtime) -> App:
     """The service, ready to start. Raises Unavailable when its address or database cannot be used."""
     url = settings.resolved_database_url(_NAME)
     await asyncio.to_thread(migrate, url, "longshore_sandbox_scheduler.store")
@@ -93,7 +95,7 @@ async def build(settings: Settings) -> App:
     agent_address = _fixed_port(settings.agent_address)
     clock = SystemClock()
     tokens = JwtAgentTokens(secret, lambda: clock.now_ms() / 1000)
-    runtime = _runtime(settings)
+    runtime = runtime_of(settings, tokens)
     channels = AgentChannels()
     scheduler = Scheduler(
         runtime,

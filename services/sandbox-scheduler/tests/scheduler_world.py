@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from longshore_common.digests import digest_bytes, tree_digest
 from longshore_common.errors import NotFound
 from longshore_common.grpc_client import open_channel
 from longshore_common.grpc_server import make_server
-from longshore_sandbox_scheduler.bootstrap import build
+from longshore_sandbox_scheduler.bootstrap import build, make_runtime
 from longshore_sandbox_scheduler.settings import Settings
 
 SIMPLE = "FROM longshore/base\nWORKDIR /app\n"
@@ -113,14 +113,16 @@ async def start_catalog(catalog: FakeCatalog) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def start_world(data_dir: Path, cache_dir: Path, **changes: Any) -> AsyncIterator[World]:
+async def start_world(
+    data_dir: Path, cache_dir: Path, runtime_of: Callable[[Settings, Any], Any] = make_runtime, **changes: Any
+) -> AsyncIterator[World]:
     """A scheduler over data_dir; ends without leaving anything."""
     catalog = FakeCatalog()
     async with start_catalog(catalog) as catalog_address:
         settings = Settings(
             data_dir=data_dir, cache_dir=cache_dir, catalog_address=catalog_address, sweep_interval_s=0.2, **changes
         )
-        async with running(await build(settings)) as handle:
+        async with running(await build(settings, runtime_of)) as handle:
             channel: grpc.aio.Channel = open_channel(handle.grpc_addresses[0])
             channels = AgentChannels()
             yield World(sandbox_pb2_grpc.SandboxServiceStub(channel), catalog, settings, channels)

@@ -11,28 +11,46 @@ import os
 import tarfile
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from agent_stand_in import StandInRuntime, require_agent
 from scheduler_world import World, start_world
 
 from longshore.agent.v1 import agent_pb2, agent_pb2_grpc
 from longshore_common.agent_client import AgentClient
 from longshore_common.digests import digest_bytes
-from longshore_common.errors import Conflict, InvalidSpec, NotFound, PermissionDenied, QuotaExceeded
+from longshore_common.errors import Conflict, InvalidSpec, NotFound, PermissionDenied, QuotaExceeded, Unavailable
 from longshore_common.grpc_client import mapped, mapped_stream, open_channel
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(params=["bubblewrap"], scope="module", loop_scope="module")
+@asynccontextmanager
+async def _bubblewrap(data_dir: Path, cache_dir: Path) -> AsyncIterator[World]:
+    async with start_world(data_dir, cache_dir) as world:
+        yield world
+
+
+@asynccontextmanager
+async def _agent(data_dir: Path, cache_dir: Path) -> AsyncIterator[World]:
+    require_agent()
+    async with start_world(data_dir, cache_dir, StandInRuntime) as world:
+        yield world
+
+
+WORLDS = {"bubblewrap": _bubblewrap, "agent": _agent}
+
+
+@pytest_asyncio.fixture(params=WORLDS, scope="module", loop_scope="module")
 async def agent_world(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache_dir: Path
 ) -> AsyncIterator[World]:
     """One scheduler for all tests here; each test claims its own sandboxes."""
-    async with start_world(tmp_path_factory.mktemp("scheduler"), cache_dir, runtime=request.param) as world:
+    async with WORLDS[request.param](tmp_path_factory.mktemp("scheduler"), cache_dir) as world:
         yield world
 
 
@@ -415,7 +433,7 @@ async def test_tar_escapes_are_refused_before_anything_changes(agent_world: Worl
     agent = await agent_world.sandbox()
     with pytest.raises(InvalidSpec):
         await agent.upload("/app", _tar(("first", b"1"), *entries), tar=True)
-    assert (await agent.exec(["sh", "-c", "ls -A /app; ls -A / | grep longshore"], timeout_s=10)).stdout.head == b""
+    assert (await agent.exec(["sh", "-c", "ls -A /app; ls -A / | grep longshore-"], timeout_s=10)).stdout.head == b""
 
 
 async def test_planted_links_are_not_followed(agent_world: World) -> None:
@@ -468,8 +486,9 @@ async def test_token_is_checked(agent_world: World) -> None:
             await agent_world.channels.client(claimed.agent_address, token).stat("/")
     stub = Raw(claimed.agent_address, claimed.agent_token)
     health = await stub.stub.Health(agent_pb2.HealthRequest(), metadata=stub.metadata)
-    assert (health.sandbox_id, health.runtime) == (claimed.sandbox.sandbox_id, "bubblewrap")
+    assert (health.sandbox_id, health.runtime) == (claimed.sandbox.sandbox_id, claimed.sandbox.runtime)
     await stub.channel.close()
     await agent_world.delete(claimed.sandbox.sandbox_id)
-    with pytest.raises(PermissionDenied):
+    # An agent inside the sandbox has gone with it; one that the scheduler hosts refuses.
+    with pytest.raises((PermissionDenied, Unavailable)):
         await agent_world.agent(claimed).stat("/")
