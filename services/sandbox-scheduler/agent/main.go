@@ -15,7 +15,7 @@ const usage = `usage: longshore-agent VERB
   serve               run as the init of a sandbox; configured by LONGSHORE_AGENT_*
   install DEST        copy this program to DEST
   connect             bridge stdin and stdout to the agent of this container
-  probe [--json] [--timeout SECONDS] HOST:PORT...
+  probe [--json] [--timeout SECONDS] [--until-expected SECONDS] [open=|closed=]HOST:PORT...
                       try to connect to each target
   version             print the version`
 

@@ -1,17 +1,12 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
-	"flag"
-	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"time"
 )
 
 const installedMode = 0o555
@@ -75,57 +70,4 @@ func dialAgent() (net.Conn, error) {
 		return nil, err
 	}
 	return net.Dial("tcp", net.JoinHostPort("127.0.0.1", port))
-}
-
-type attempt struct {
-	Target string  `json:"target"`
-	Open   bool    `json:"open"`
-	Error  string  `json:"error"`
-	Ms     float64 `json:"ms"`
-}
-
-// probe tries all targets at once and prints what it found in their order.
-func probe(arguments []string, out io.Writer) error {
-	flags := flag.NewFlagSet("probe", flag.ContinueOnError)
-	asJSON := flags.Bool("json", false, "one JSON object a line")
-	seconds := flags.Float64("timeout", 2, "seconds for each target")
-	if err := flags.Parse(arguments); err != nil || flags.NArg() == 0 || !(*seconds > 0) {
-		return errUsage
-	}
-	found := make([]attempt, flags.NArg())
-	var all sync.WaitGroup
-	for index, target := range flags.Args() {
-		all.Go(func() { found[index] = try(target, time.Duration(*seconds*float64(time.Second))) })
-	}
-	all.Wait()
-	for _, one := range found {
-		if err := printAttempt(out, one, *asJSON); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func try(target string, timeout time.Duration) attempt {
-	began := time.Now()
-	connection, err := net.DialTimeout("tcp", target, timeout)
-	result := attempt{Target: target, Open: err == nil, Ms: float64(time.Since(began).Microseconds()) / 1000}
-	if err != nil {
-		result.Error = err.Error()
-	} else {
-		_ = connection.Close()
-	}
-	return result
-}
-
-func printAttempt(out io.Writer, one attempt, asJSON bool) error {
-	if asJSON {
-		return json.NewEncoder(out).Encode(one)
-	}
-	state := "open"
-	if !one.Open {
-		state = "refused (" + one.Error + ")"
-	}
-	_, err := fmt.Fprintf(out, "%s %s %.1f ms\n", one.Target, state, one.Ms)
-	return err
 }
