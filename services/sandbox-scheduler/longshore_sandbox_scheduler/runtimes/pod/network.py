@@ -42,6 +42,7 @@ LAST_USED = "longshore.dev/last-used"
 _PROBE_KEY = "network-probe"
 _POLL_S = 0.25
 _KINDS = {"NetworkPolicy": "networkpolicies", "Service": "services", "Deployment": "deployments"}
+_PROXY_KINDS = (("Deployment", PROXY_COMPONENT), ("Service", PROXY_COMPONENT), ("NetworkPolicy", POLICY_COMPONENT))
 
 
 @dataclass(frozen=True)
@@ -246,32 +247,29 @@ class NetworkKeeper:
             idle_s = time.time() - _seconds(last)
             if last is None or not label.startswith(prefix) or label in used or idle_s < self._options.idle_s:
                 continue
+            owned = await self._owned_by(meta["uid"])
             # The resourceVersion: whoever asked for it in between keeps it.
             if not dry_run and not await self._api.delete(
                 "networkpolicies", meta["name"], resource_version=meta["resourceVersion"]
             ):
                 continue
+            removed.append(Removed("NetworkPolicy", meta["name"], f"no sandbox has used it for {idle_s:.0f} s"))
+            for kind, name in owned:  # garbage collection does it too, later
+                if not dry_run:
+                    await self._api.delete(_KINDS[kind], name)
+                removed.append(Removed(kind, name, f"belongs to {meta['name']}"))
             if not dry_run:
                 self._held.pop(label, None)
-            removed.append(Removed("NetworkPolicy", meta["name"], f"no sandbox has used it for {idle_s:.0f} s"))
-            removed += await self._sweep_proxies(meta["name"], meta["uid"], dry_run)
         return removed
 
-    async def _sweep_proxies(self, anchor: str, uid: str, dry_run: bool) -> list[Removed]:
-        """What an allowlist's policy owns. Garbage collection does it too, later."""
-        removed = []
-        for kind, component in (
-            ("Deployment", PROXY_COMPONENT),
-            ("Service", PROXY_COMPONENT),
-            ("NetworkPolicy", POLICY_COMPONENT),
-        ):
-            for one in await self._list(_KINDS[kind], component):
-                owners = {owner["uid"] for owner in one["metadata"].get("ownerReferences") or ()}
-                if uid in owners:
-                    if not dry_run:
-                        await self._api.delete(_KINDS[kind], one["metadata"]["name"])
-                    removed.append(Removed(kind, one["metadata"]["name"], f"belongs to {anchor}"))
-        return removed
+    async def _owned_by(self, uid: str) -> list[tuple[str, str]]:
+        """Kind and name of an allowlist's proxy objects; uid: of its policy."""
+        return [
+            (kind, one["metadata"]["name"])
+            for kind, component in _PROXY_KINDS
+            for one in await self._list(_KINDS[kind], component)
+            if uid in {owner["uid"] for owner in one["metadata"].get("ownerReferences") or ()}
+        ]
 
     async def _sweep_probes(self, dry_run: bool) -> list[Removed]:
         removed = []

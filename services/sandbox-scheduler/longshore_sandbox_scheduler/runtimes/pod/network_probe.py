@@ -49,7 +49,7 @@ class ProbeOptions:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing tried: `wanted` and `found` say "open" or "refused"; wanted is empty for mere information."""
+    """One thing tried: `wanted` and `found` say "open" or "closed"; wanted is empty for mere information."""
 
     dialer: str
     what: str
@@ -258,7 +258,7 @@ def listener_pod(place: Placement, probe_id: str, role: str, options: ProbeOptio
 
 def dialer_pod(place: Placement, probe_id: str, role: str, targets: Iterable[Target], options: ProbeOptions) -> Object:
     """A pod that tries its targets until all are as wanted, or settle_s has passed, and says so."""
-    wait = ["--until-expected", f"{options.settle_s:g}s"]
+    wait = ["--until-expected", f"{options.settle_s:g}"]
     return _pod(place, probe_id, role, options, ["probe", "--json", *wait, *(one.argument for one in targets)], {})
 
 
