@@ -15,6 +15,9 @@ import (
 	"time"
 )
 
+// via marks this proxy's answers, so that they can be told from those of whatever else sits on the way.
+const via = "1.1 longshore-egress"
+
 type resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
@@ -49,9 +52,10 @@ func newProxy(o options, names resolver, log *slog.Logger) *proxy {
 			IdleConnTimeout:       time.Minute,
 			ResponseHeaderTimeout: o.idleTimeout,
 		},
-		FlushInterval: -1,
-		ErrorHandler:  p.fail,
-		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ModifyResponse: func(r *http.Response) error { r.Header.Add("Via", via); return nil },
+		FlushInterval:  -1,
+		ErrorHandler:   p.fail,
+		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	return p
 }
@@ -175,6 +179,7 @@ func (p *proxy) fail(w http.ResponseWriter, r *http.Request, err error) {
 		p.refusals.refuse(clientOf(r.RemoteAddr), r.Host, refused.why)
 	}
 	w.Header().Set("Connection", "close")
+	w.Header().Set("Via", via)
 	http.Error(w, "longshore egress proxy: "+err.Error(), status)
 }
 

@@ -144,6 +144,9 @@ func get(t *testing.T, client *http.Client, address string) (int, string) {
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
+	if plain := strings.HasPrefix(address, "http:"); plain != (response.Header.Get("Via") == via) {
+		t.Errorf("%s: Via is %q", address, response.Header.Get("Via"))
+	}
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)
