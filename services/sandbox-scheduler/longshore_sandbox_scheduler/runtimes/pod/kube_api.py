@@ -198,7 +198,7 @@ class KubeApi:
     async def watch(
         self, kind: str, namespace: str, selector: str, version: str, *, quiet_s: float = 300.0
     ) -> AsyncIterator[Object]:
-        """Events {"type": ADDED, MODIFIED, DELETED or BOOKMARK, "object": ...} after `version`, until the server ends it.
+        """Events {"type": ADDED, MODIFIED, DELETED or BOOKMARK, "object": ...} after `version`, until its end.
 
         Raises:
             Expired: the server has forgotten that version.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -50,7 +51,7 @@ class KubeObjects:
     async def delete(self, kind: str, name: str, *, resource_version: str = "", grace_s: int | None = None) -> bool:
         return await _mapped(self._api.delete(kind, self.namespace, name, version=resource_version, grace_s=grace_s))
 
-    async def list_with_version(self, kind: str, selector: str) -> tuple[list[Object], str]:
+    async def list_with_version(self, kind: str, selector: str) -> tuple[builtins.list[Object], str]:
         """All objects of the namespace, and the version of the cluster they show. Raises Expired, KubeError."""
         page = await self._api.list(kind, self.namespace, selector)
         return page.items, page.version
