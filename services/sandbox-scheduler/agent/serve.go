@@ -78,6 +78,9 @@ func serve() error {
 	if err != nil {
 		return err
 	}
+	if err := awaitIsolation(setting("CANARIES", ""), isolationLimit); err != nil {
+		return err
+	}
 	listener, err := listen(setting("LISTEN", listenAt))
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 
 const installedMode = 0o555
 
-// install copies this program, whole or not at all.
+// install copies this program, whole or not at all, and ends only when the pod is isolated: what starts next is the task's.
 func install(arguments []string) error {
 	if len(arguments) != 1 {
 		return errUsage
@@ -33,7 +33,10 @@ func install(arguments []string) error {
 	if err = errors.Join(err, target.Chmod(installedMode), target.Close()); err != nil {
 		return err
 	}
-	return os.Rename(name, arguments[0])
+	if err := os.Rename(name, arguments[0]); err != nil {
+		return err
+	}
+	return awaitIsolation(setting("CANARIES", ""), isolationLimit)
 }
 
 // connect carries one gRPC connection over stdin and stdout, for who can only run a program in the container.
