@@ -268,7 +268,7 @@ async def test_nothing_is_offered_where_policies_do_not_hold(objects: FakeObject
 async def test_a_passed_probe_is_shared_and_a_failed_one_is_not(objects: FakeObjects, probed: Probes) -> None:
     probed[:] = [ProbeResult(False, problem="quota"), PASSED]
     assert (await started(objects)).supported == frozenset()
-    assert (await started(objects)).settle_s == 1.5
+    assert (await started(objects)).probe_result.late_s == 1.5
     assert (await started(objects)).probe_result == PASSED
     assert probed.ran == 2
     objects.stored["configmaps", "longshore-sandboxes"]["data"]["network-probe-at"] = str(int(time.time()) - 86400)
@@ -378,6 +378,18 @@ def test_a_dialer_that_says_nothing_proves_nothing(output: str) -> None:
     result = judge(PLAN, {"held": output, "stranger": _lines("stranger")})
     assert not result.enforced
     assert "did not say" in result.details
+
+
+async def test_canaries_are_what_is_there_and_refused(objects: FakeObjects, probed: Probes) -> None:
+    there = _lines("stranger", **{"10_96_0_1_443": True, "10_96_0_10_53": True})
+    seen = judge(PLAN, {"held": _lines("held"), "stranger": there})
+    assert seen.canaries == ("10.96.0.1:443",)
+    probed[:] = [seen]
+    assert (await started(objects)).canaries == ("10.96.0.1:443",)
+    del objects.stored["configmaps", "longshore-sandboxes"]["data"]
+    probed[:] = [judge(PLAN, {"held": _lines("held", **{"10_96_0_1_443": True}), "stranger": there})]
+    unenforced = await started(objects, replace(OPTIONS, unenforced_allowed=True))
+    assert unenforced.canaries == (), "no sandbox would ever start"
 
 
 async def test_a_probe_that_cannot_run_says_why_and_leaves_nothing(objects: FakeObjects) -> None:

@@ -104,9 +104,12 @@ class NetworkKeeper:
         return dict(self._refusals)
 
     @property
-    def settle_s(self) -> float:
-        """How long after a pod's start its policies may not be in force yet, as measured, in seconds."""
-        return self.probe_result.late_s
+    def canaries(self) -> tuple[str, ...]:
+        """host:port of what no sandbox may reach though it is there: once refused, a new pod's policies are in force.
+
+        The agent waits for that (LONGSHORE_AGENT_CANARIES). Empty where policies are not enforced.
+        """
+        return self.probe_result.canaries if self.probe_result.enforced else ()
 
     async def start(self) -> None:
         """Learns the cluster's addresses, denies by default, and proves that this holds.

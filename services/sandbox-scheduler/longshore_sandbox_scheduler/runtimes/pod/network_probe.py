@@ -27,6 +27,7 @@ PROBE_COMPONENT = "network-probe"
 PROBE_ID = "longshore.dev/probe"
 PROBE_ROLE = "longshore.dev/probe-role"
 TARGET, OTHER, HELD, STRANGER = "target", "other", "held", "stranger"
+_API_SERVER = "the API server"
 _DNS_PORT = 53
 _POLL_S = 0.25
 _NO_USER_NEEDED = 65532
@@ -77,6 +78,13 @@ class ProbeResult:
         """In words, what was wrong; empty when all was as wanted."""
         wrong = [f"{one.dialer} -> {one.what} ({one.target}) {one.found}" for one in self.checks if not one.holds]
         return "; ".join([self.problem, *wrong] if self.problem else wrong)
+
+    @property
+    def canaries(self) -> tuple[str, ...]:
+        """API server addresses that a pod without restriction reached, and one under policy did not."""
+        return tuple(
+            one.target for one in self.checks if (one.dialer, one.what, one.found) == (STRANGER, _API_SERVER, "open")
+        )
 
     def to_json(self) -> str:
         """For the release's ConfigMap."""
@@ -177,7 +185,7 @@ class NetworkProbe:
 def dial_plan(listeners: Mapping[str, str], cluster: ClusterAddresses) -> Mapping[str, tuple[Target, ...]]:
     """Who tries what. listeners: role -> host:port."""
     node = [("a node", join(address, cluster.kubelet_port)) for address in cluster.nodes[:1]]
-    servers = [("the API server", join(*place)) for place in cluster.api_servers]
+    servers = [(_API_SERVER, join(*place)) for place in cluster.api_servers]
     dns = [("DNS", join(address, _DNS_PORT)) for address in cluster.dns]
     inner = list(dict.fromkeys([*servers, *node, *dns]))
     held = [Target("the allowed pod", listeners[TARGET], "open"), Target("another pod", listeners[OTHER], "closed")]
