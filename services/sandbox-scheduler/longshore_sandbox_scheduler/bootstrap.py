@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
 
 import grpc.aio
 
@@ -13,19 +15,21 @@ from longshore.agent.v1 import agent_pb2, agent_pb2_grpc
 from longshore.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 from longshore_common.agent_client import AgentChannels
 from longshore_common.app import App, GrpcEndpoint
-from longshore_common.clock import SystemClock
+from longshore_common.clock import Clock, SystemClock
 from longshore_common.database import Database, migrate
-from longshore_common.errors import Unavailable
+from longshore_common.errors import InvalidSpec, Unavailable
 from longshore_sandbox_scheduler.api.agent_servicer import AgentServicer
 from longshore_sandbox_scheduler.api.agent_tokens import JwtAgentTokens
 from longshore_sandbox_scheduler.api.sandbox_servicer import SandboxServicer
 from longshore_sandbox_scheduler.clients.catalog import GrpcTasks
 from longshore_sandbox_scheduler.domain.admission import Admission
 from longshore_sandbox_scheduler.domain.model import Limits
-from longshore_sandbox_scheduler.domain.ports import AlwaysLeader
+from longshore_sandbox_scheduler.domain.pools import WarmPools
+from longshore_sandbox_scheduler.domain.ports import AlwaysLeader, Leadership
 from longshore_sandbox_scheduler.domain.runtime import Runtime
 from longshore_sandbox_scheduler.domain.scheduler import Policy, Scheduler
 from longshore_sandbox_scheduler.runtimes.bubblewrap.runtime import BubblewrapOptions, BubblewrapRuntime
+from longshore_sandbox_scheduler.runtimes.pod.assembly import assemble
 from longshore_sandbox_scheduler.settings import Settings
 from longshore_sandbox_scheduler.store.sql import SqlRecords
 
@@ -42,18 +46,51 @@ def _default_limits(settings: Settings) -> Limits:
     )
 
 
-def make_runtime(settings: Settings, tokens: JwtAgentTokens) -> Runtime:
-    """The runtime that the settings name."""
-    return BubblewrapRuntime(
-        BubblewrapOptions(
-            data_dir=settings.data_dir,
-            cache_dir=settings.cache_dir,
-            recipes=dict(settings.bases),
-            uid_base=settings.sandbox_uid_base,
-            build_limits=_default_limits(settings),
-            use_cgroups=settings.use_cgroups,
+@dataclass(frozen=True)
+class Parts:
+    """A runtime with what goes along with it."""
+
+    runtime: Runtime
+    leadership: Leadership = field(default_factory=AlwaysLeader)
+    pools: WarmPools | None = None
+    background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+    on_stop: Callable[[], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every runtime may use."""
+
+    clock: Clock
+    tokens: JwtAgentTokens
+    channels: AgentChannels
+
+
+async def make_parts(settings: Settings, common: Common) -> Parts:
+    """The runtime that the settings name. Raises InvalidSpec, Unavailable."""
+    if settings.runtime == "pod":
+        return await _pods(settings, common)
+    return Parts(
+        BubblewrapRuntime(
+            BubblewrapOptions(
+                data_dir=settings.data_dir,
+                cache_dir=settings.cache_dir,
+                recipes=dict(settings.bases),
+                uid_base=settings.sandbox_uid_base,
+                build_limits=_default_limits(settings),
+                use_cgroups=settings.use_cgroups,
+            )
         )
     )
+
+
+async def _pods(settings: Settings, common: Common) -> Parts:
+    if not settings.secret.get_secret_value():
+        raise InvalidSpec("pods need LONGSHORE_SECRET: agents' tokens are signed with a key made of it", field="secret")
+    tokens = common.tokens
+    pods = await assemble(settings.pods, common.clock, tokens.public_key, tokens.mint, common.channels)
+    pools = WarmPools(pods.runtime, common.clock, settings.pool, settings.max_sandboxes)
+    return Parts(pods.runtime, pools=pools, on_stop=pods.api.close)
 
 
 def _fixed_port(address: str) -> str:
@@ -70,8 +107,15 @@ def _fixed_port(address: str) -> str:
         raise Unavailable(f"agent_address {address} cannot be used: {error}", retryable=False) from error
 
 
-def _policy(settings: Settings, agent_address: str) -> Policy:
+def _owner(settings: Settings) -> str:
+    """Who owns the sandboxes on record: all schedulers of a release together, or this one alone."""
+    if settings.runtime == "pod":
+        return f"pod:{settings.pods.namespace}:{settings.pods.release}"
     place = hashlib.sha256(str(settings.data_dir.absolute()).encode()).hexdigest()[:12]
+    return f"{socket.gethostname()}:{place}"
+
+
+def _policy(settings: Settings, agent_address: str) -> Policy:
     return Policy(
         default_limits=_default_limits(settings),
         claim_wait_s=settings.claim_wait_s,
@@ -80,12 +124,12 @@ def _policy(settings: Settings, agent_address: str) -> Policy:
         sweep_interval_s=settings.sweep_interval_s,
         orphan_sweep_interval_s=settings.orphan_sweep_interval_s,
         keep_ended_s=settings.keep_ended_s,
-        owner=f"{socket.gethostname()}:{place}",
+        owner=_owner(settings),
         agent_address=agent_address,
     )
 
 
-async def build(settings: Settings, runtime_of: Callable[[Settings, JwtAgentTokens], Runtime] = make_runtime) -> App:
+async def build(settings: Settings, parts_of: Callable[[Settings, Common], Awaitable[Parts]] = make_parts) -> App:
     """The service, ready to start. Raises Unavailable when its address or database cannot be used."""
     url = settings.resolved_database_url(_NAME)
     await asyncio.to_thread(migrate, url, "longshore_sandbox_scheduler.store")
@@ -95,8 +139,9 @@ async def build(settings: Settings, runtime_of: Callable[[Settings, JwtAgentToke
     agent_address = _fixed_port(settings.agent_address)
     clock = SystemClock()
     tokens = JwtAgentTokens(secret, lambda: clock.now_ms() / 1000)
-    runtime = runtime_of(settings, tokens)
     channels = AgentChannels()
+    parts = await parts_of(settings, Common(clock, tokens, channels))
+    runtime = parts.runtime
     scheduler = Scheduler(
         runtime,
         SqlRecords(database),
@@ -105,12 +150,15 @@ async def build(settings: Settings, runtime_of: Callable[[Settings, JwtAgentToke
         Admission(settings.max_sandboxes, settings.max_waiting),
         _policy(settings, settings.agent_advertise or agent_address),
         tokens,
-        AlwaysLeader(),
+        parts.leadership,
+        parts.pools,
     )
 
     async def stop() -> None:
         await scheduler.stop()
         await channels.close()
+        if parts.on_stop is not None:
+            await parts.on_stop()
         await tasks.close()
         await database.close()
 
@@ -128,7 +176,7 @@ async def build(settings: Settings, runtime_of: Callable[[Settings, JwtAgentToke
             GrpcEndpoint(settings.grpc_address, (sandbox_name,), register_sandbox, secret),
             GrpcEndpoint(agent_address, (agent_name,), register_agent, None),
         ),
-        background=(scheduler.sweep_forever,),
+        background=(*scheduler.background(), *parts.background),
         on_start=scheduler.start,
         on_stop=stop,
     )

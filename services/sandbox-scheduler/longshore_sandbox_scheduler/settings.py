@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
 from longshore_common.settings import ServiceSettings, service_config
 from longshore_sandbox_scheduler.domain.bases import BaseRecipe, default_bases
+from longshore_sandbox_scheduler.domain.pools import PoolPolicy
+from longshore_sandbox_scheduler.runtimes.pod.assembly import PodSettings
 
 
 class Settings(ServiceSettings):
     """Read from LONGSHORE_SANDBOX_SCHEDULER_*."""
 
-    model_config = service_config("LONGSHORE_SANDBOX_SCHEDULER_")
+    model_config = service_config("LONGSHORE_SANDBOX_SCHEDULER_") | SettingsConfigDict(env_nested_delimiter="__")
 
     agent_address: str = "127.0.0.1:0"
     """host:port of AgentService for the local runtime. Port 0: any free one; a claim's answer names it."""
@@ -22,8 +25,14 @@ class Settings(ServiceSettings):
     catalog_address: str = "127.0.0.1:7401"
     """host:port of the task catalog, where task bundles and limits come from."""
 
-    runtime: Literal["bubblewrap"] = "bubblewrap"
+    runtime: Literal["bubblewrap", "pod"] = "bubblewrap"
     """Which runtime starts sandboxes."""
+
+    pods: PodSettings = Field(default_factory=PodSettings)
+    """Sandboxes on Kubernetes (runtime "pod"); as JSON, or field by field: ..._PODS__NAMESPACE."""
+
+    pool: PoolPolicy = Field(default_factory=PoolPolicy)
+    """Warm pools, where the runtime can have them."""
 
     agent_advertise: str = ""
     """host:port of AgentService as callers reach it; empty: agent_address."""

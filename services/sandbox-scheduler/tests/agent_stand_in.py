@@ -21,6 +21,7 @@ from longshore.agent.v1 import agent_pb2
 from longshore_common.agent_client import AgentChannels
 from longshore_common.errors import LongshoreError
 from longshore_sandbox_scheduler.api.agent_tokens import JwtAgentTokens
+from longshore_sandbox_scheduler.bootstrap import Common, Parts
 from longshore_sandbox_scheduler.domain.model import EndReason, NetworkClass, Template
 from longshore_sandbox_scheduler.domain.runtime import ClaimTag, PreparedImage, RemoteAgent, Removed, SandboxEnd
 from longshore_sandbox_scheduler.runtimes.bubblewrap.runtime import BubblewrapOptions, BubblewrapRuntime
@@ -50,7 +51,8 @@ hostname sandbox
 [ -z "$CGROUP" ] || echo 0 > "$CGROUP/cgroup.procs"
 cd "$ROOT"
 unset LOWER UPPER WORK SOCKET AGENT CGROUP
-exec env -u ROOT -u PWD -u OLDPWD setpriv --bounding-set=-sys_ptrace,-sys_admin,-sys_module,-sys_rawio,-net_admin,-sys_resource \\
+exec env -u ROOT -u PWD -u OLDPWD setpriv \\
+  --bounding-set=-sys_ptrace,-sys_admin,-sys_module,-sys_rawio,-net_admin,-sys_resource \\
   --inh-caps=-all chroot "$ROOT" /.longshore/agent/longshore-agent serve
 """
 
@@ -69,6 +71,7 @@ class StandInSandbox:
     """`RunningSandbox` of an agent in namespaces of its own."""
 
     node = "here"
+    image_digest = ""
 
     def __init__(self, sandbox_id: str, process: subprocess.Popen[bytes], folder: Path, cgroup: Path | None) -> None:
         self.sandbox_id = sandbox_id
@@ -213,6 +216,11 @@ class StandInRuntime:
                     return
                 except LongshoreError:
                     await asyncio.sleep(0.02)
+
+
+async def stand_in_parts(settings: Settings, common: Common) -> Parts:
+    """For `bootstrap.build`."""
+    return Parts(StandInRuntime(settings, common.tokens))
 
 
 def _memory_cgroup(sandbox_id: str, memory_mb: int) -> Path | None:

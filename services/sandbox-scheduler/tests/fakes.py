@@ -30,6 +30,7 @@ class FakePod:
     ended: asyncio.Future[SandboxEnd] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     enforcement: Mapping[str, str] = field(default_factory=dict)
     node: str = "node"
+    image_digest: str = ""
     access: RemoteAgent = field(default_factory=lambda: RemoteAgent("127.0.0.1:1"))
     cluster: FakeCluster | None = None
 

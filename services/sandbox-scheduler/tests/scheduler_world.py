@@ -20,7 +20,7 @@ from longshore_common.digests import digest_bytes, tree_digest
 from longshore_common.errors import NotFound
 from longshore_common.grpc_client import open_channel
 from longshore_common.grpc_server import make_server
-from longshore_sandbox_scheduler.bootstrap import build, make_runtime
+from longshore_sandbox_scheduler.bootstrap import build, make_parts
 from longshore_sandbox_scheduler.settings import Settings
 
 SIMPLE = "FROM longshore/base\nWORKDIR /app\n"
@@ -114,7 +114,7 @@ async def start_catalog(catalog: FakeCatalog) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def start_world(
-    data_dir: Path, cache_dir: Path, runtime_of: Callable[[Settings, Any], Any] = make_runtime, **changes: Any
+    data_dir: Path, cache_dir: Path, parts_of: Callable[[Settings, Any], Any] = make_parts, **changes: Any
 ) -> AsyncIterator[World]:
     """A scheduler over data_dir; ends without leaving anything."""
     catalog = FakeCatalog()
@@ -122,8 +122,9 @@ async def start_world(
         settings = Settings(
             data_dir=data_dir, cache_dir=cache_dir, catalog_address=catalog_address, sweep_interval_s=0.2, **changes
         )
-        async with running(await build(settings, runtime_of)) as handle:
-            channel: grpc.aio.Channel = open_channel(handle.grpc_addresses[0])
+        async with running(await build(settings, parts_of)) as handle:
+            secret = settings.secret.get_secret_value()
+            channel: grpc.aio.Channel = open_channel(handle.grpc_addresses[0], secret)
             channels = AgentChannels()
             yield World(sandbox_pb2_grpc.SandboxServiceStub(channel), catalog, settings, channels)
             await channels.close()

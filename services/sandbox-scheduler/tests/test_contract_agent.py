@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from agent_stand_in import StandInRuntime, require_agent
+from agent_stand_in import require_agent, stand_in_parts
 from scheduler_world import World, start_world
 
 from longshore.agent.v1 import agent_pb2, agent_pb2_grpc
@@ -38,7 +38,7 @@ async def _bubblewrap(data_dir: Path, cache_dir: Path) -> AsyncIterator[World]:
 @asynccontextmanager
 async def _agent(data_dir: Path, cache_dir: Path) -> AsyncIterator[World]:
     require_agent()
-    async with start_world(data_dir, cache_dir, StandInRuntime) as world:
+    async with start_world(data_dir, cache_dir, stand_in_parts) as world:
         yield world
 
 

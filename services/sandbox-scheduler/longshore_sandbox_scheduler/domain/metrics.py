@@ -27,3 +27,4 @@ FAILURES = Counter("longshore_sandbox_start_failures", "Claims that gave no sand
 SWEPT = Counter("longshore_sandbox_swept", "Objects removed because they had lost their sandbox", ["kind"])
 POOL = Gauge("longshore_sandbox_pool", "Warm sandboxes", ["template", "state"])
 POOL_TAKES = Counter("longshore_sandbox_pool_takes", "Claims by whether a warm sandbox was there", ["outcome"])
+WATCH_BREAKS = Counter("longshore_sandbox_watch_breaks", "Watches that broke and were taken up again", ["resource"])

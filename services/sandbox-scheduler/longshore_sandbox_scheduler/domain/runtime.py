@@ -152,6 +152,11 @@ class RunningSandbox(Protocol):
         ...
 
     @property
+    def image_digest(self) -> str:
+        """Digest of what it really runs; empty: that of its template's image."""
+        ...
+
+    @property
     def access(self) -> HostedAgent | RemoteAgent:
         """The way in."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -352,6 +352,7 @@ class Scheduler:
             enforcement=dict(running.enforcement),
             instance=running.instance,
             node=running.node,
+            image_digest=running.image_digest or template.image.digest,
             expires_at_ms=self._expiry(claim.ttl_s),
         )
         live = self._enter(sandbox, running)
@@ -525,12 +526,12 @@ class Scheduler:
         """The warm pools; none where the runtime has none."""
         return self._pools.states() if self._pools else []
 
-    def background(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+    def background(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """Work that goes on while the service runs."""
-        found = {"sweep": self.sweep_forever()}
-        if self._pools is not None:
-            found["pools"] = self._pools.serve(self._leadership)
-        return found
+        pools = self._pools
+        if pools is None:
+            return (self.sweep_forever,)
+        return self.sweep_forever, lambda: pools.serve(self._leadership)
 
 
 def _cause(error: BaseException) -> str:

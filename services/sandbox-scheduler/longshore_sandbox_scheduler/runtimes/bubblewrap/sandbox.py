@@ -75,6 +75,10 @@ class BubblewrapSandbox:
         return ""
 
     @property
+    def image_digest(self) -> str:
+        return ""
+
+    @property
     def access(self) -> BubblewrapSandbox:
         return self
 

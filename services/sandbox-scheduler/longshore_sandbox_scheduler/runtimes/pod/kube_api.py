@@ -33,6 +33,7 @@ __all__ = ["APPLY_PATCH", "MERGE_PATCH", "STRATEGIC_PATCH", "Expired", "KubeApi"
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
 _EXEC_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
@@ -158,6 +159,11 @@ class KubeApi:
         path = self.path(kind, namespace, name)
         return await self._call("patch", "PATCH", kind, path, body=body, content_type=content_type)
 
+    async def json_patch(self, kind: str, namespace: str, name: str, operations: Sequence[Mapping[str, Any]]) -> Object:
+        """Operations of RFC 6902, all or none; a `test` that fails is a 422."""
+        path = self.path(kind, namespace, name)
+        return await self._call("patch", "PATCH", kind, path, body=operations, content_type=JSON_PATCH)
+
     async def update(self, kind: str, namespace: str, name: str, body: Mapping[str, Any]) -> Object:
         """Replaces an object; its resourceVersion must be the newest (409 otherwise)."""
         return await self._call("update", "PUT", kind, self.path(kind, namespace, name), body=body)
@@ -247,6 +253,10 @@ class KubeApi:
 
     # -- the wire
 
+    def group(self, kind: str) -> str:
+        """API group of a kind; empty for the core."""
+        return RESOURCES[kind].prefix.split("/")[1] if RESOURCES[kind].prefix.startswith("apis/") else ""
+
     def path(self, kind: str, namespace: str, name: str = "") -> str:
         """Path of a collection or an object."""
         resource = RESOURCES.get(kind)
@@ -279,7 +289,7 @@ class KubeApi:
         path: str,
         *,
         params: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         content_type: str = "application/json",
     ) -> Object:
         raw = await self._send(verb, method, kind, path, params or {}, body, content_type)
@@ -293,7 +303,7 @@ class KubeApi:
         kind: str,
         path: str,
         params: Mapping[str, str],
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         content_type: str = "application/json",
     ) -> bytes:
         """Tries again what certainly did not act: refused for load (429), or never sent; a broken GET too."""

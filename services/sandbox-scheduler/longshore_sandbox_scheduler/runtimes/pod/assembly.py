@@ -1,0 +1,152 @@
+"""Puts the pod runtime together from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from longshore_common.agent_client import AgentChannels
+from longshore_common.clock import Clock
+from longshore_common.errors import InvalidSpec, Unavailable
+from longshore_sandbox_scheduler.runtimes.pod.agent_prober import AgentProber, HealthProber
+from longshore_sandbox_scheduler.runtimes.pod.images import ImageOptions, PodImages
+from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi, KubeOptions
+from longshore_sandbox_scheduler.runtimes.pod.kube_errors import KubeError
+from longshore_sandbox_scheduler.runtimes.pod.kube_objects import KubeObjects
+from longshore_sandbox_scheduler.runtimes.pod.network import NetworkKeeper, NetworkOptions
+from longshore_sandbox_scheduler.runtimes.pod.placement import COMPONENT, MANAGED_BY, MANAGER, RELEASE, Placement
+from longshore_sandbox_scheduler.runtimes.pod.pod_runtime import PodRuntime, PodRuntimeOptions
+from longshore_sandbox_scheduler.runtimes.pod.pod_spec import PodOptions
+
+OWNER = "longshore-sandboxes"
+_OWNER_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """Sandboxes on Kubernetes."""
+
+    namespace: str = "longshore-sandboxes"
+    """Namespace of sandboxes, apart from the services'; it must exist, with Pod Security `baseline`."""
+    release: str = "longshore"
+    """Marks this installation's objects; two of them in one namespace never touch each other's."""
+    kube: KubeOptions = field(default_factory=KubeOptions)
+    agent_image: str = ""
+    """Image of the in-sandbox agent (deploy/docker/agent.Dockerfile)."""
+    agent_by_image_volume: bool = False
+    image_pull_policy: str = "IfNotPresent"
+    runtime_class: str = ""
+    host_users: bool | None = None
+    cpu_request: float = 1.0
+    memory_request: float = 1.0
+    pod: dict[str, Any] = field(default_factory=dict)
+    """More fields of every sandbox pod's spec: nodeSelector, tolerations, imagePullSecrets, priorityClassName."""
+    labels: dict[str, str] = field(default_factory=dict)
+    images: ImageOptions = field(default_factory=ImageOptions)
+    network: NetworkOptions = field(default_factory=NetworkOptions)
+    start: PodRuntimeOptions = field(default_factory=PodRuntimeOptions)
+
+    def network_options(self) -> NetworkOptions:
+        """The network is probed with the agent's own image unless another is named."""
+        probe = self.network.probe
+        return replace(self.network, probe=replace(probe, image=probe.image or self.agent_image))
+
+    def pod_options(self, public_key: str) -> PodOptions:
+        """How pods are made. Raises InvalidSpec without an agent image."""
+        if not self.agent_image:
+            raise InvalidSpec("pods.agent_image is not set: name the image of the in-sandbox agent", field="pods")
+        return PodOptions(
+            agent_image=self.agent_image,
+            agent_public_key=public_key,
+            agent_by_image_volume=self.agent_by_image_volume,
+            image_pull_policy=self.image_pull_policy,
+            runtime_class=self.runtime_class,
+            host_users=self.host_users,
+            cpu_request=self.cpu_request,
+            memory_request=self.memory_request,
+            pod=self.pod,
+            labels=self.labels,
+        )
+
+
+@dataclass(frozen=True)
+class PodParts:
+    """What belongs to one scheduler on a cluster."""
+
+    api: KubeApi
+    place: Placement
+    runtime: PodRuntime
+
+
+async def assemble(
+    settings: PodSettings,
+    clock: Clock,
+    public_key: str,
+    mint: Callable[[str, str, int], str],
+    channels: AgentChannels,
+    prober: AgentProber | None = None,
+) -> PodParts:
+    """mint: token of a sandbox, an instance and an end in ms. prober: instead of the agent's own health.
+
+    Raises:
+        InvalidSpec: a setting is missing.
+        Unavailable: no credentials, or the API server is away.
+    """
+    options = settings.pod_options(public_key)
+    api = await KubeApi.open(settings.kube)
+    try:
+        place = Placement(settings.namespace, settings.release, await owner_reference(api, settings))
+    except BaseException:
+        await api.close()
+        raise
+    timeout_ms = int(1000 * settings.start.start_timeout_s)
+    health = HealthProber(channels, lambda sandbox, instance: mint(sandbox, instance, clock.now_ms() + timeout_ms))
+    runtime = PodRuntime(
+        api,
+        place,
+        NetworkKeeper(KubeObjects(api, settings.namespace), place, settings.network_options()),
+        PodImages(settings.images),
+        prober or health,
+        clock,
+        options,
+        settings.start,
+    )
+    return PodParts(api, place, runtime)
+
+
+async def owner_reference(api: KubeApi, settings: PodSettings) -> dict[str, Any]:
+    """Of the ConfigMap that owns all of this release's objects in the namespace; made if need be.
+
+    An owner in another namespace counts as absent, and Kubernetes would delete what it owns.
+    """
+    name = f"{OWNER}-{settings.release}"
+    labels = {MANAGED_BY: MANAGER, COMPONENT: "owner", RELEASE: settings.release}
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": settings.namespace, "labels": labels},
+        "data": {"about": "Owns the sandboxes of this Longshore release: deleting it deletes them all."},
+    }
+    for _ in range(_OWNER_ATTEMPTS):
+        try:
+            found = await api.get("configmaps", settings.namespace, name)
+        except KubeError as error:
+            if error.status != 404:
+                raise _unusable(settings, error) from error
+            try:
+                found = await api.create("configmaps", settings.namespace, body)
+            except KubeError as again:
+                if again.reason == "AlreadyExists":
+                    continue
+                raise _unusable(settings, again) from again
+        return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": found["metadata"]["uid"]}
+    raise Unavailable(f"ConfigMap {name} in {settings.namespace} comes and goes; is another release deleting it?")
+
+
+def _unusable(settings: PodSettings, error: KubeError) -> Unavailable:
+    return Unavailable(
+        f"the sandbox namespace {settings.namespace} cannot be used: {error.message}; create it, and give the "
+        "scheduler's service account its role there (deploy/)",
+        retryable=error.retryable,
+    )
