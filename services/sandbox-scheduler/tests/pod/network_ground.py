@@ -134,6 +134,29 @@ class Ground:
         tries = parse_tries(await api.log("pods", name))
         return {target: "open" if tries[target][-1][1] else "closed" for target in expected}
 
+    async def first_look(self, keeper: NetworkKeeper, network: Network, targets: Sequence[str], pods: int) -> list[str]:
+        """What `pods` sandboxes, started together and each made to wait as the pod runtime does, reach at once."""
+        label = await keeper.ensure(network)
+        names = [f"look-{secrets.token_hex(4)}" for _ in range(pods)]
+        look = {"image": self.images.agent, "args": ["probe", "--json", "--timeout", "1", *targets]}
+        wait = {
+            "name": "agent",
+            "image": self.images.agent,
+            "args": ["install", "/agent/longshore-agent"],
+            "env": [{"name": "LONGSHORE_AGENT_CANARIES", "value": ",".join(keeper.canaries)}],
+            "volumeMounts": [{"name": "agent", "mountPath": "/agent"}],
+        }
+        more = {"initContainers": [wait], "volumes": [{"name": "agent", "emptyDir": {}}]}
+        labels = self.place.labels("sandbox", network=label)
+        await asyncio.gather(*(self.api.create(pod(name, labels, look, **more)) for name in names))
+        reached = []
+        for name in names:
+            await phase_of(self.api, name, ("Succeeded", "Failed"))
+            tries = parse_tries(await self.api.log("pods", name))
+            assert set(tries) == set(targets)
+            reached += [target for target in targets if tries[target][0][1]]
+        return reached
+
     async def none_left(self, kind: str, selector: str) -> None:
         """Waits until no such object is left in the sandbox namespace."""
 

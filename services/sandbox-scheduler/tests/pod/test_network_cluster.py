@@ -134,6 +134,12 @@ async def test_a_pod_without_network_label_reaches_nothing(keeper: NetworkKeeper
     assert await ground.dial_as(ground.place.labels("sandbox"), expected) == expected
 
 
+async def test_no_task_starts_before_its_policies_hold_even_in_a_burst(keeper: NetworkKeeper, ground: Ground) -> None:
+    """Policies of a pod come late, and later when many start; what it connects to until then would stay connected."""
+    assert keeper.canaries
+    assert await ground.first_look(keeper, GATEWAY, list(inner(keeper, ground)), pods=20) == []
+
+
 async def test_without_any_policy_all_of_that_is_reached(keeper: NetworkKeeper, ground: Ground) -> None:
     """Else the tests above would pass in a cluster where nothing works."""
     expected = dict.fromkeys([ground.gateway, *inner(keeper, ground)], "open")
