@@ -17,6 +17,7 @@ const usage = `usage: longshore-agent VERB
   connect             bridge stdin and stdout to the agent of this container
   probe [--json] [--timeout SECONDS] [--until-expected SECONDS] [open=|closed=]HOST:PORT...
                       try to connect to each target
+  kernel              print the kernel that this program runs on
   version             print the version`
 
 // errUsage ends with exit status 2.
@@ -51,6 +52,8 @@ func run(verb string, arguments []string) error {
 		return connect(os.Stdin, os.Stdout)
 	case "probe":
 		return probe(arguments, os.Stdout)
+	case "kernel":
+		return kernel(os.Stdout)
 	case "version":
 		fmt.Println(version)
 		return nil

@@ -2,11 +2,14 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 const installedMode = 0o555
@@ -37,6 +40,20 @@ func install(arguments []string) error {
 		return err
 	}
 	return awaitIsolation(setting("CANARIES", ""), isolationLimit)
+}
+
+// kernel says which kernel this is: sandboxed runtimes (gVisor, Kata) show one of their own.
+func kernel(out io.Writer) error {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return err
+	}
+	words := make([]string, 0, 3)
+	for _, field := range [][]byte{name.Sysname[:], name.Release[:], name.Version[:]} {
+		words = append(words, unix.ByteSliceToString(field))
+	}
+	_, err := fmt.Fprintln(out, strings.Join(words, " "))
+	return err
 }
 
 // connect carries one gRPC connection over stdin and stdout, for who can only run a program in the container.

@@ -65,6 +65,7 @@ RESOURCES: dict[str, Resource] = {
     "endpointslices": Resource("apis/discovery.k8s.io/v1"),
     "leases": Resource("apis/coordination.k8s.io/v1"),
     "runtimeclasses": Resource("apis/node.k8s.io/v1", namespaced=False),
+    "subjectaccessreviews": Resource("apis/authorization.k8s.io/v1", namespaced=False),
     "selfsubjectaccessreviews": Resource("apis/authorization.k8s.io/v1", namespaced=False),
 }
 
