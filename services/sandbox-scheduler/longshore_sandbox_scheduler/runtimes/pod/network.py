@@ -55,7 +55,7 @@ class NetworkOptions:
     unenforced_allowed: bool = False
     """True: offer all classes though the cluster was not seen to enforce policies; nothing holds them there."""
     nameservers: tuple[str, ...] = ()
-    """DNS servers that `public` sandboxes are told of."""
+    """DNS servers that `public` sandboxes are told of; none: their nodes', which policies may keep them from."""
     dns_service: tuple[str, str] = ("kube-system", "kube-dns")
     """Namespace and name of the cluster's DNS Service."""
     recheck_s: float = 60.0
@@ -154,7 +154,7 @@ class NetworkKeeper:
         return proxy_env(held.address, [*network.cidrs, *(cidr.removesuffix("/32") for cidr in gateways)])
 
     def nameservers(self, network: Network) -> tuple[str, ...]:
-        """DNS servers to tell a sandbox of; none: it can ask nobody."""
+        """DNS servers to tell a sandbox of; none are set, or its class has no DNS."""
         return self._options.nameservers if network.kind is NetworkClass.PUBLIC else ()
 
     async def sweep(self, used: Collection[str], dry_run: bool = False) -> list[Removed]:

@@ -75,11 +75,13 @@ def pod_of(
     claim: Mapping[str, str] | None,
     deadline_s: int = 0,
     canaries: Sequence[str] = (),
+    nameservers: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The pod of a sandbox. claim: its annotations when it is claimed from the start; None: it is warm.
 
     deadline_s: activeDeadlineSeconds, which can only be lowered later and so is left out of warm pods.
     canaries: host:port that must be refused before anything of the task runs (`NetworkKeeper.canaries`).
+    nameservers: of a public network; none: its node's.
     """
     labels = {
         **options.labels,
@@ -98,7 +100,7 @@ def pod_of(
         "initContainers": [*_agent_init(options, canaries), *_sidecars(template.image, options)],
         "containers": [_main(template, network_env, options, canaries)],
         "volumes": [_agent_volume(options), *_shared_volumes(template.image)],
-        **_dns(template.network.kind),
+        **_dns(template.network.kind, nameservers),
     }
     if template.image.sidecars:
         names = sorted(one.name for one in template.image.sidecars)
@@ -116,7 +118,8 @@ def pod_of(
             "name": name,
             "namespace": place.namespace,
             "labels": labels,
-            "annotations": dict(claim or {}),
+            # A claim adds to them key by key, which needs one to be there.
+            "annotations": dict(claim or {CLAIMED_AT: "0"}),
             "ownerReferences": [dict(place.owner)],
         },
         "spec": spec,
@@ -238,9 +241,11 @@ def _shared_volumes(image: Image) -> list[dict[str, Any]]:
     return [{"name": name, "emptyDir": {}} for name in sorted(names)]
 
 
-def _dns(network: NetworkClass) -> dict[str, Any]:
+def _dns(network: NetworkClass, nameservers: Sequence[str]) -> dict[str, Any]:
     """Only who may reach the internet is told of a name server."""
     if network is NetworkClass.PUBLIC:
+        if nameservers:
+            return {"dnsPolicy": "None", "dnsConfig": {"nameservers": list(nameservers)}}
         return {"dnsPolicy": "Default"}
     return {
         "dnsPolicy": "None",
