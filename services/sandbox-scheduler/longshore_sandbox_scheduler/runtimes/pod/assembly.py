@@ -10,6 +10,7 @@ from longshore_common.agent_client import AgentChannels
 from longshore_common.clock import Clock
 from longshore_common.errors import InvalidSpec, Unavailable
 from longshore_sandbox_scheduler.runtimes.pod.agent_prober import AgentProber, HealthProber
+from longshore_sandbox_scheduler.runtimes.pod.exec_tunnel import ExecTunnels
 from longshore_sandbox_scheduler.runtimes.pod.images import ImageOptions, PodImages
 from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi, KubeOptions
 from longshore_sandbox_scheduler.runtimes.pod.kube_errors import KubeError
@@ -17,7 +18,16 @@ from longshore_sandbox_scheduler.runtimes.pod.kube_objects import KubeObjects
 from longshore_sandbox_scheduler.runtimes.pod.network import NetworkKeeper, NetworkOptions
 from longshore_sandbox_scheduler.runtimes.pod.placement import COMPONENT, MANAGED_BY, MANAGER, RELEASE, Placement
 from longshore_sandbox_scheduler.runtimes.pod.pod_runtime import PodRuntime, PodRuntimeOptions
-from longshore_sandbox_scheduler.runtimes.pod.pod_spec import PodOptions
+from longshore_sandbox_scheduler.runtimes.pod.pod_spec import AGENT, PodOptions
+from longshore_sandbox_scheduler.runtimes.pod.reasons import MAIN
+from longshore_sandbox_scheduler.runtimes.pod.startup_checks import (
+    BASE_RIGHTS,
+    EGRESS_RIGHTS,
+    EXEC_RIGHTS,
+    RuntimeClassOptions,
+    check_rights,
+    check_runtime_class,
+)
 
 OWNER = "longshore-sandboxes"
 _OWNER_ATTEMPTS = 3
@@ -35,8 +45,14 @@ class PodSettings:
     agent_image: str = ""
     """Image of the in-sandbox agent (deploy/docker/agent.Dockerfile)."""
     agent_by_image_volume: bool = False
+    agent_through_api: bool = False
+    """True: agents are reached by `pods/exec` through the API server, for schedulers and callers that no pod address is
+    routed to. Slower, and all bytes pass the API server and the scheduler; the runtime is then named pod-exec."""
     image_pull_policy: str = "IfNotPresent"
     runtime_class: str = ""
+    """RuntimeClass of sandboxes. The scheduler does not start unless its pods run on a kernel of their own."""
+    runtime_class_shares_kernel: bool = False
+    """True: that class is meant to run on the nodes' kernel (crun, a device runtime)."""
     host_users: bool | None = None
     cpu_request: float = 1.0
     memory_request: float = 1.0
@@ -102,6 +118,7 @@ async def assemble(
         raise
     timeout_ms = int(1000 * settings.start.start_timeout_s)
     health = HealthProber(channels, lambda sandbox, instance: mint(sandbox, instance, clock.now_ms() + timeout_ms))
+    tunnels = ExecTunnels(api, settings.namespace, MAIN, (AGENT, "connect")) if settings.agent_through_api else None
     runtime = PodRuntime(
         api,
         place,
@@ -111,8 +128,29 @@ async def assemble(
         clock,
         options,
         settings.start,
+        lambda: check_cluster(api, place, settings),
+        tunnels,
     )
     return PodParts(api, place, runtime)
+
+
+async def check_cluster(api: KubeApi, place: Placement, settings: PodSettings) -> None:
+    """Raises Unavailable: a right is missing, or the RuntimeClass is not what it says."""
+    rights = [BASE_RIGHTS]
+    if settings.network.egress.image:
+        rights.append(EGRESS_RIGHTS)
+    if settings.agent_through_api:
+        rights.append(EXEC_RIGHTS)
+    await check_rights(api, place.namespace, *rights)
+    if settings.runtime_class:
+        options = RuntimeClassOptions(
+            settings.runtime_class,
+            settings.agent_image,
+            settings.image_pull_policy,
+            settings.runtime_class_shares_kernel,
+            pod=settings.pod,
+        )
+        await check_runtime_class(api, place, options)
 
 
 async def owner_reference(api: KubeApi, settings: PodSettings) -> dict[str, Any]:

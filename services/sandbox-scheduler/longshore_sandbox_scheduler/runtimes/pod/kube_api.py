@@ -198,6 +198,10 @@ class KubeApi:
         path = f"{self.path('pods', namespace, pod)}/log"
         return (await self._send("get", "GET", "pods/log", path, params)).decode(errors="replace")
 
+    async def metrics(self) -> str:
+        """The API server's own Prometheus page."""
+        return (await self._send("get", "GET", "metrics", "metrics", {})).decode()
+
     async def version(self) -> str:
         """The server's version, e.g. "v1.34.4"."""
         return str((await self._call("get", "GET", "version", "version"))["gitVersion"])

@@ -24,6 +24,7 @@ from longshore_sandbox_scheduler.domain.runtime import (
 )
 from longshore_sandbox_scheduler.runtimes.pod import pod_spec, reasons
 from longshore_sandbox_scheduler.runtimes.pod.agent_prober import AgentProber
+from longshore_sandbox_scheduler.runtimes.pod.agent_ways import AgentWays, PodAddresses
 from longshore_sandbox_scheduler.runtimes.pod.images import PodImages
 from longshore_sandbox_scheduler.runtimes.pod.informer import Informer
 from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi
@@ -56,6 +57,8 @@ class Networks(Protocol):
     @property
     def canaries(self) -> Sequence[str]: ...
 
+    def nameservers(self, network: Any) -> Sequence[str]: ...
+
     async def sweep(self, used: Collection[str], dry_run: bool = False) -> Sequence[Removed]: ...
 
 
@@ -81,7 +84,7 @@ class PodSandbox:
         self.image_digest = reasons.image_digest(pod)
         self.ended: asyncio.Future[SandboxEnd] = asyncio.get_running_loop().create_future()
         self._runtime = runtime
-        self._address = f"{pod['status'].get('podIP', '')}:{pod_spec.AGENT_PORT}"
+        self._pod_ip: str = pod["status"].get("podIP", "")
 
     @property
     def enforcement(self) -> Mapping[str, str]:
@@ -89,7 +92,7 @@ class PodSandbox:
 
     @property
     def access(self) -> RemoteAgent:
-        return self._runtime.way_in(self.sandbox_id, self._address)
+        return self._runtime.way_in(self.sandbox_id, self.instance, self._pod_ip)
 
     async def usage_over_limit(self) -> str | None:
         return None
@@ -122,7 +125,6 @@ class _Starting:
 class PodRuntime:
     """`domain.runtime.WarmRuntime`."""
 
-    name = "pod"
     outlives_scheduler = True
 
     def __init__(
@@ -136,8 +138,9 @@ class PodRuntime:
         pods: pod_spec.PodOptions,
         options: PodRuntimeOptions,
         checks: Callable[[], Awaitable[None]] | None = None,
+        ways: AgentWays | None = None,
     ) -> None:
-        """checks: what must hold before anything starts; raises Unavailable."""
+        """checks: what must hold before anything starts; raises Unavailable. ways: none: the pods' own addresses."""
         self._api = api
         self._place = place
         self._networks = networks
@@ -147,6 +150,7 @@ class PodRuntime:
         self._pods = pods
         self._options = options
         self._checks = checks
+        self._ways: AgentWays = ways or PodAddresses()
         self._informer = Informer(api, "pods", place.namespace, place.selector(pod_spec.COMPONENT), self._pod_changed)
         self._claimed: dict[str, PodSandbox] = {}
         self._starting: dict[str, _Starting] = {}
@@ -157,6 +161,10 @@ class PodRuntime:
         self._ticking: asyncio.Task[None] | None = None
 
     # -- life
+
+    @property
+    def name(self) -> str:
+        return self._ways.runtime_name
 
     @property
     def networks(self) -> frozenset[NetworkClass]:
@@ -188,6 +196,7 @@ class PodRuntime:
         for work in list(self._background):
             work.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self._ways.close()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -213,6 +222,7 @@ class PodRuntime:
     def _forget(self, name: str, pod: Pod) -> None:
         self._claimed.pop(name, None)
         self._ready.pop(name, None)
+        self._ways.forget(pod["metadata"]["uid"])
         end = reasons.end_of(pod, deleted=True)
         if end is not None:
             self._ends[pod["metadata"]["uid"]] = end
@@ -231,7 +241,7 @@ class PodRuntime:
     async def _note_ready(self, name: str, uid: str, address: str) -> None:
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
-                await self._prober.answers(f"{address}:{pod_spec.AGENT_PORT}", name, uid)
+                await self._prober.answers(self.way_in(name, uid, address).address, name, uid)
         except (TimeoutError, PermissionDenied) as error:
             log.warning("a warm sandbox never became ready", sandbox_id=name, error=str(error))
             await self.delete_pod(name, uid)
@@ -305,7 +315,7 @@ class PodRuntime:
         sandbox = self._sandbox(found)
         if sandbox.instance != uid:
             raise SandboxFailed(EndReason.LOST, f"sandbox {sandbox_id} was replaced by another pod of its name")
-        address = f"{found['status']['podIP']}:{pod_spec.AGENT_PORT}"
+        address = sandbox.access.address
         answers: asyncio.Future[Any] = asyncio.ensure_future(self._prober.answers(address, sandbox_id, uid))
         try:
             waited: set[asyncio.Future[Any]] = {answers, sandbox.ended}
@@ -340,6 +350,7 @@ class PodRuntime:
             claim,
             deadline_s=math.ceil(tag.deadline_s) if tag else 0,
             canaries=self._networks.canaries,
+            nameservers=self._networks.nameservers(template.network),
         )
         try:
             made = await self._api.create("pods", self._place.namespace, body)
@@ -375,8 +386,12 @@ class PodRuntime:
             {"op": "test", "path": "/metadata/uid", "value": pod["metadata"]["uid"]},
             {"op": "test", "path": f"/metadata/labels/{state}", "value": pod_spec.WARM},
             {"op": "replace", "path": f"/metadata/labels/{state}", "value": pod_spec.CLAIMED},
-            {"op": "add", "path": "/metadata/annotations", "value": pod_spec.claim_annotations(tag, now_s)},
             {"op": "add", "path": "/spec/activeDeadlineSeconds", "value": deadline_s},
+        ]
+        # One by one: others (network plugins) annotate pods too.
+        operations += [
+            {"op": "add", "path": f"/metadata/annotations/{key.replace('/', '~1')}", "value": value}
+            for key, value in pod_spec.claim_annotations(tag, now_s).items()
         ]
         try:
             claimed = await self._api.json_patch("pods", self._place.namespace, sandbox_id, operations)
@@ -413,9 +428,10 @@ class PodRuntime:
             return end
         return self._sandbox(pod)
 
-    def way_in(self, sandbox_id: str, address: str) -> RemoteAgent:
-        """The agent of a pod at its own address."""
-        return RemoteAgent(address)
+    def way_in(self, sandbox_id: str, instance: str, pod_ip: str) -> RemoteAgent:
+        """The way to a pod's agent."""
+        host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
+        return self._ways.way_in(sandbox_id, instance, f"{host}:{pod_spec.AGENT_PORT}")
 
     # -- ending
 
