@@ -17,14 +17,15 @@ _PERMANENT_PULL = ("ErrImageNeverPull", "InvalidImageName", "ImageInspectError",
 _PASSING_PULL = ("ErrImagePull", "ImagePullBackOff")
 _PERMANENT_PULL_TEXTS = (
     "not found", "manifest unknown", "unauthorized", "denied", "no such host", "invalid reference", "not valid",
-    "failed to resolve reference",
 )  # fmt: skip
+"""Not "failed to resolve reference": containerd says so of a registry that is away for a moment, too."""
 _START_ERRORS = (
     "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff",
     "ContainerCannotRun", "StartError", "PostStartHookError", "PreStartHookError",
 )  # fmt: skip
 _NODE_LOST = ("NodeLost", "NodeShutdown", "Terminated", "Shutdown", "DeletionByTaintManager", "DeletionByPodGC")
 _NODE_LOST_CONDITIONS = ("DeletionByTaintManager", "DeletionByPodGC", "TerminationByKubelet")
+_EVICTED_CONDITIONS = ("PreemptionByScheduler", "EvictionByEvictionAPI")
 
 
 @dataclass(frozen=True)
@@ -84,25 +85,47 @@ def end_of(pod: Pod, *, deleted: bool) -> SandboxEnd | None:
         return SandboxEnd(EndReason.EVICTED, message)
     if reason == "DeadlineExceeded":
         return SandboxEnd(EndReason.DEADLINE_EXCEEDED, message or "activeDeadlineSeconds is over")
-    lost = _node_lost(pod, reason)
-    if lost and (deleted or status.get("phase") in ("Failed", "Unknown")):
-        return SandboxEnd(EndReason.NODE_LOST, lost)
     terminated = _main(pod).get("state", {}).get("terminated")
-    if terminated and status.get("phase") in ("Failed", "Succeeded", "Running"):
+    over = deleted or bool(terminated) or status.get("phase") in ("Failed", "Unknown")
+    disrupted = _disrupted(pod, reason) if over else None
+    if disrupted is not None:
+        return disrupted
+    if terminated and terminated.get("reason") == "OOMKilled":
         return _container_end(terminated)
-    if deleted:
+    if deleted or (terminated and "deletionTimestamp" in pod["metadata"]):
         return SandboxEnd(EndReason.DELETED, "somebody else deleted its pod")
+    if terminated:
+        return _container_end(terminated)
     if status.get("phase") == "Failed":
+        failed = _failed_before_main(pod)
+        if failed:
+            return SandboxEnd(EndReason.START_FAILED, failed)
         return SandboxEnd(EndReason.LOST, f"{reason}: {message}".strip(": ") or "its pod failed")
     return None
 
 
-def _node_lost(pod: Pod, reason: str) -> str:
+def _disrupted(pod: Pod, reason: str) -> SandboxEnd | None:
+    """The cluster took it: its node, the scheduler for a pod of higher priority, or a drain."""
     if reason in _NODE_LOST:
-        return f"{reason}: {pod['status'].get('message', '')}".rstrip(": ")
-    disruption = _conditions(pod).get("DisruptionTarget", {})
-    if disruption.get("status") == "True" and disruption.get("reason") in _NODE_LOST_CONDITIONS:
-        return f"{disruption['reason']}: {disruption.get('message', '')}".rstrip(": ")
+        text = f"{reason}: {pod['status'].get('message', '')}".rstrip(": ")
+        return SandboxEnd(EndReason.NODE_LOST, text)
+    condition = _conditions(pod).get("DisruptionTarget", {})
+    cause = condition.get("reason") if condition.get("status") == "True" else None
+    text = f"{cause}: {condition.get('message', '')}".rstrip(": ")
+    if cause in _NODE_LOST_CONDITIONS:
+        return SandboxEnd(EndReason.NODE_LOST, text)
+    if cause in _EVICTED_CONDITIONS:
+        return SandboxEnd(EndReason.EVICTED, text)
+    return None
+
+
+def _failed_before_main(pod: Pod) -> str:
+    """What an init container that failed says; empty: none did."""
+    for status in _statuses(pod):
+        failed = status.get("state", {}).get("terminated") or {}
+        if failed.get("exitCode", 0) != 0 and status["name"] != MAIN:
+            text = f"container {status['name']}: {failed.get('reason', '')} (status {failed['exitCode']})"
+            return f"{text}: {failed['message']}" if failed.get("message") else text
     return ""
 
 
@@ -113,7 +136,7 @@ def _container_end(terminated: Mapping[str, Any]) -> SandboxEnd:
     detail = f"its init ended: {reason or 'exit'} (status {code})"
     if terminated.get("message"):
         detail += f": {terminated['message']}"
-    return SandboxEnd(EndReason.LOST, detail)
+    return SandboxEnd(EndReason.START_FAILED if reason in _START_ERRORS else EndReason.LOST, detail)
 
 
 def start_problem(pod: Pod, now_s: float, graces: Graces) -> SandboxEnd | None:
@@ -123,10 +146,8 @@ def start_problem(pod: Pod, now_s: float, graces: Graces) -> SandboxEnd | None:
         problem = _waiting_problem(waiting, age_s(pod, now_s), graces)
         if problem is not None:
             return SandboxEnd(problem.reason, f"container {status['name']}: {problem.detail}")
-        failed = status.get("state", {}).get("terminated") or {}
-        if failed.get("exitCode", 0) != 0 and status["name"] != MAIN:
-            text = f"container {status['name']}: {failed.get('reason', '')} (status {failed['exitCode']})"
-            return SandboxEnd(EndReason.START_FAILED, text)
+    if failed := _failed_before_main(pod):
+        return SandboxEnd(EndReason.START_FAILED, failed)
     return _unschedulable(pod, now_s, graces)
 
 
