@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from agent_stand_in import require_agent, stand_in_parts
+from pod_world import start_pod_world
 from scheduler_world import World, start_world
 
 from longshore.agent.v1 import agent_pb2, agent_pb2_grpc
@@ -42,10 +43,15 @@ async def _agent(data_dir: Path, cache_dir: Path) -> AsyncIterator[World]:
         yield world
 
 
-WORLDS = {"bubblewrap": _bubblewrap, "agent": _agent}
+WORLDS = {"bubblewrap": _bubblewrap, "agent": _agent, "pod": start_pod_world}
+ON_THE_CLUSTER = ("pod",)
 
 
-@pytest_asyncio.fixture(params=WORLDS, scope="module", loop_scope="module")
+@pytest_asyncio.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.cluster] if name in ON_THE_CLUSTER else []) for name in WORLDS],
+    scope="module",
+    loop_scope="module",
+)
 async def agent_world(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache_dir: Path
 ) -> AsyncIterator[World]:

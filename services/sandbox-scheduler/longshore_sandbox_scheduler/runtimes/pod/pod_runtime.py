@@ -30,6 +30,7 @@ from longshore_sandbox_scheduler.runtimes.pod.informer import Informer
 from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi
 from longshore_sandbox_scheduler.runtimes.pod.kube_errors import KubeError
 from longshore_sandbox_scheduler.runtimes.pod.placement import NETWORK, Placement
+from longshore_sandbox_scheduler.runtimes.pod.pod_view import pod_view
 
 log = get_logger(__name__)
 
@@ -122,6 +123,15 @@ class _Starting:
     settled: asyncio.Future[Pod | SandboxEnd]
 
 
+@dataclass(frozen=True)
+class _Unseen:
+    """A pod that was asked for and that the watch has not brought yet: without these, lag would make pods twice."""
+
+    template_key: str
+    warm: bool
+    asked_at: float
+
+
 class PodRuntime:
     """`domain.runtime.WarmRuntime`."""
 
@@ -151,10 +161,12 @@ class PodRuntime:
         self._options = options
         self._checks = checks
         self._ways: AgentWays = ways or PodAddresses()
-        self._informer = Informer(api, "pods", place.namespace, place.selector(pod_spec.COMPONENT), self._pod_changed)
+        selector = place.selector(pod_spec.COMPONENT)
+        self._informer = Informer(api, "pods", place.namespace, selector, self._pod_changed, pod_view)
         self._claimed: dict[str, PodSandbox] = {}
         self._starting: dict[str, _Starting] = {}
         self._ready: dict[str, str] = {}
+        self._unseen: dict[str, _Unseen] = {}
         self._ends: dict[str, SandboxEnd] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -177,7 +189,7 @@ class PodRuntime:
     @property
     def population(self) -> int:
         """Pods that have not ended; terminating ones still hold their resources."""
-        return len(self._informer.objects)
+        return len(self._informer.objects) + len(self._unseen)
 
     async def start(self) -> None:
         if self._checks is not None:
@@ -208,6 +220,7 @@ class PodRuntime:
     def _pod_changed(self, name: str, before: Pod | None, now: Pod | None) -> None:
         pod = now if now is not None else before
         assert pod is not None
+        self._unseen.pop(name, None)
         deleted = now is None
         self._tell_start(name, pod, deleted)
         sandbox = self._claimed.get(name)
@@ -273,6 +286,9 @@ class PodRuntime:
                 if pod is not None:
                     self._tell_start(name, pod, deleted=False)
             await self._give_up_warm_starts()
+            since = self._clock.monotonic() - self._options.start_timeout_s
+            # Made and gone again while the watch was broken.
+            self._unseen = {name: one for name, one in self._unseen.items() if one.asked_at > since}
 
     async def _give_up_warm_starts(self) -> None:
         now_s = self._clock.now_ms() / 1000
@@ -352,10 +368,16 @@ class PodRuntime:
             canaries=self._networks.canaries,
             nameservers=self._networks.nameservers(template.network),
         )
+        self._unseen[sandbox_id] = _Unseen(template.key, tag is None, self._clock.monotonic())
         try:
             made = await self._api.create("pods", self._place.namespace, body)
-        except KubeError as error:
-            raise _create_error(sandbox_id, error) from error
+        except BaseException as error:
+            self._unseen.pop(sandbox_id, None)
+            if isinstance(error, KubeError):
+                raise _create_error(sandbox_id, error) from error
+            raise
+        if sandbox_id in self._informer.objects:
+            self._unseen.pop(sandbox_id, None)
         return str(made["metadata"]["uid"])
 
     def warm(self) -> Sequence[WarmSandbox]:
@@ -365,7 +387,8 @@ class PodRuntime:
             if self._state(pod) == pod_spec.WARM and "deletionTimestamp" not in pod["metadata"]
         ]
         found.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
-        return [self._warm_sandbox(pod) for pod in found]
+        unseen = [WarmSandbox(name, one.template_key, ready=False) for name, one in self._unseen.items() if one.warm]
+        return [*(self._warm_sandbox(pod) for pod in found), *unseen]
 
     def _warm_sandbox(self, pod: Pod) -> WarmSandbox:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
