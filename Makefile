@@ -20,14 +20,18 @@ demo: setup ## Run the main job on this machine: tasks, warm start, GRPO, paired
 	@.venv/bin/longshore demo --home $(HOME_DIR) --seed $(SEED) $(ARGS)
 
 ##@ Develop
-test: setup ## All tests but the long ones
-	@$(PY) -m pytest -m "not long" $(ARGS)
+test: setup ## All tests but the long ones and those of the cluster
+	@$(PY) -m pytest -m "not long and not cluster" $(ARGS)
 
 test-unit: setup ## Tests without engine or trainer (seconds)
-	@$(PY) -m pytest -m "not long and not slow" $(ARGS)
+	@$(PY) -m pytest -m "not long and not slow and not cluster" $(ARGS)
 
 test-long: setup ## Tests longer than a minute
-	@$(PY) -m pytest -m long $(ARGS)
+	@$(PY) -m pytest -m "long and not cluster" $(ARGS)
+
+test-agent: ## Tests of the Go programs (needs Go)
+	@cd services/sandbox-scheduler/agent && go vet ./... && go test ./...
+	@cd services/sandbox-scheduler/egress-proxy && go vet ./... && go test ./...
 
 check: setup ## Format, lint, types, import contracts, protos up to date
 	@.venv/bin/ruff format --check .
@@ -38,6 +42,25 @@ check: setup ## Format, lint, types, import contracts, protos up to date
 	@PATH=$(CURDIR)/.venv/bin:$$PATH tools/check_generated.sh
 	@$(PY) tools/check_tree.py
 
+##@ Cluster (root, Go; a real one-node Kubernetes on this machine)
+CLUSTER := tests/cluster/cluster
+cluster-up: ## Bring the cluster up with the tests' images (the first time builds it: about 15 minutes)
+	@$(CLUSTER) up && $(CLUSTER) images
+
+cluster-down: ## Stop it; leaves nothing behind
+	@$(CLUSTER) down && $(CLUSTER) check-clean
+
+test-cluster: setup cluster-up ## The tests that need the cluster
+	@eval "$$($(CLUSTER) env)" && $(PY) -m pytest -m cluster $(ARGS)
+
+bench-sandbox: setup cluster-up ## Sandboxes against what they replace, on the cluster
+	@eval "$$($(CLUSTER) env)" && $(PY) bench/sandbox.py
+
+bench-sandbox-scale: setup cluster-up ## 5,000 simulated pods through the real API server
+	@$(CLUSTER) kwok 10
+	@eval "$$($(CLUSTER) env)" && $(PY) bench/sandbox_scale.py
+
+##@ Tidy
 format: setup ## Format and fix what can be fixed
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
@@ -52,4 +75,4 @@ clean: ## Remove caches and local runs; keeps .venv
 	rm -rf runs bench/out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .state
 	find . -name __pycache__ -type d -not -path './.venv/*' -exec rm -rf {} +
 
-.PHONY: help setup demo test test-unit test-long check format proto pins clean
+.PHONY: help setup demo test test-unit test-long test-agent cluster-up cluster-down test-cluster bench-sandbox bench-sandbox-scale check format proto pins clean
