@@ -76,8 +76,6 @@ ENDS: list[tuple[str, dict[str, Any], bool, EndReason, str]] = [
      "somebody"),
     ("its agent was killed", pod("Failed", containerStatuses=ended("Error", 137)), False, EndReason.LOST, "137"),
     ("its agent ended", pod("Succeeded", containerStatuses=ended("Completed", 0)), False, EndReason.LOST, "status 0"),
-    ("its agent ended beside a sidecar", pod("Running", containerStatuses=ended("Error", 1)), False, EndReason.LOST,
-     "status 1"),
     ("a command that does not exist", pod("Failed", containerStatuses=ended(
         "StartError", 128, 'exec: "/.longshore/agent/longshore-agent": no such file')), False,
      EndReason.START_FAILED, "no such file"),
@@ -108,6 +106,8 @@ def test_an_end_has_its_reason(shown: dict[str, Any], deleted: bool, reason: End
         # A node that is back before the pod was taken from it.
         pod(conditions=target("DeletionByTaintManager"), containerStatuses=main(running={})),
         pod("Pending", containerStatuses=main(waiting={"reason": "PodInitializing"})),
+        # As an eviction begins; the pod's own reason comes with its last phase.
+        pod(containerStatuses=ended("Completed", 0)),
     ],
 )
 def test_what_may_go_on_has_not_ended(shown: dict[str, Any]) -> None:

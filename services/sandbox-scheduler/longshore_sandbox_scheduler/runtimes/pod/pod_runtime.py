@@ -442,14 +442,27 @@ class PodRuntime:
             )
 
     async def find(self, sandbox_id: str, instance: str) -> PodSandbox | SandboxEnd:
-        pod = self._informer.objects.get(sandbox_id)
+        pod: Pod | None = self._informer.objects.get(sandbox_id)
         if pod is None or pod["metadata"]["uid"] != instance:
-            return self._ends.get(instance, SandboxEnd(EndReason.LOST, "its pod is gone"))
+            if instance in self._ends:
+                return self._ends[instance]
+            # Another scheduler may have made it just now, before our watch tells.
+            pod = await self._read(sandbox_id)
+            if pod is None or pod["metadata"]["uid"] != instance:
+                return self._ends.get(instance, SandboxEnd(EndReason.LOST, "its pod is gone"))
         end = reasons.end_of(pod, deleted=False)
         if end is not None:
             self._spawn(self.delete_pod(sandbox_id, instance))
             return end
         return self._sandbox(pod)
+
+    async def _read(self, name: str) -> Pod | None:
+        try:
+            return pod_view(await self._api.get("pods", self._place.namespace, name))
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
 
     def way_in(self, sandbox_id: str, instance: str, pod_ip: str) -> RemoteAgent:
         """The way to a pod's agent."""

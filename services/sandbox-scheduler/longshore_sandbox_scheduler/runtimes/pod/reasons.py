@@ -86,15 +86,17 @@ def end_of(pod: Pod, *, deleted: bool) -> SandboxEnd | None:
     if reason == "DeadlineExceeded":
         return SandboxEnd(EndReason.DEADLINE_EXCEEDED, message or "activeDeadlineSeconds is over")
     terminated = _main(pod).get("state", {}).get("terminated")
-    over = deleted or bool(terminated) or status.get("phase") in ("Failed", "Unknown")
+    final = status.get("phase") in ("Failed", "Succeeded", "Unknown")
+    # An evicted pod's containers are seen to end before the pod says why: its phase comes last.
+    over = deleted or final or bool(terminated and "deletionTimestamp" in pod["metadata"])
     disrupted = _disrupted(pod, reason) if over else None
     if disrupted is not None:
         return disrupted
-    if terminated and terminated.get("reason") == "OOMKilled":
+    if over and terminated and terminated.get("reason") == "OOMKilled":
         return _container_end(terminated)
-    if deleted or (terminated and "deletionTimestamp" in pod["metadata"]):
+    if over and (deleted or "deletionTimestamp" in pod["metadata"]):
         return SandboxEnd(EndReason.DELETED, "somebody else deleted its pod")
-    if terminated:
+    if over and terminated:
         return _container_end(terminated)
     if status.get("phase") == "Failed":
         failed = _failed_before_main(pod)
