@@ -23,6 +23,7 @@ const (
 	runtimeIs  = "pod"
 	priorityUp = -10
 	megabyte   = 1 << 20
+	signalled  = 128
 )
 
 func setting(name, otherwise string) string {
@@ -92,8 +93,10 @@ func serve() error {
 	failed := make(chan error, 1)
 	go func() { failed <- grpcServer.Serve(listener) }()
 	select {
-	case <-ending:
-		// At once: a sandbox that is deleted has nothing left to say, and its processes go with its init.
+	case received := <-ending:
+		// At once: a sandbox that is deleted has nothing left to say, and its processes go with its init. Not with 0:
+		// the kubelet would call an evicted pod Succeeded and forget that, and why, it evicted it.
+		os.Exit(signalled + int(received.(syscall.Signal)))
 		return nil
 	case err := <-failed:
 		return err
