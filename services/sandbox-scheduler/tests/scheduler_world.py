@@ -119,9 +119,8 @@ async def start_world(
     """A scheduler over data_dir; ends without leaving anything."""
     catalog = FakeCatalog()
     async with start_catalog(catalog) as catalog_address:
-        settings = Settings(
-            data_dir=data_dir, cache_dir=cache_dir, catalog_address=catalog_address, sweep_interval_s=0.2, **changes
-        )
+        values: dict[str, Any] = {"sweep_interval_s": 0.2, **changes}
+        settings = Settings(data_dir=data_dir, cache_dir=cache_dir, catalog_address=catalog_address, **values)
         async with running(await build(settings, parts_of)) as handle:
             secret = settings.secret.get_secret_value()
             channel: grpc.aio.Channel = open_channel(handle.grpc_addresses[0], secret)

@@ -495,6 +495,8 @@ async def test_token_is_checked(agent_world: World) -> None:
     assert (health.sandbox_id, health.runtime) == (claimed.sandbox.sandbox_id, claimed.sandbox.runtime)
     await stub.channel.close()
     await agent_world.delete(claimed.sandbox.sandbox_id)
-    # An agent inside the sandbox has gone with it; one that the scheduler hosts refuses.
+    # An agent inside the sandbox goes with it, within a pod's grace; one that the scheduler hosts refuses at once.
     with pytest.raises((PermissionDenied, Unavailable)):
-        await agent_world.agent(claimed).stat("/")
+        for _ in range(100):
+            await agent_world.agent(claimed).stat("/")
+            await asyncio.sleep(0.1)

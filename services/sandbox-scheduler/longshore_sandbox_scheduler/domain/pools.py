@@ -228,9 +228,12 @@ class WarmPools:
             pool.failures = 0
         except LongshoreError as error:
             # A full quota or a bad image: every pool would otherwise hammer the API server.
+            now = self._clock.monotonic()
+            if pool.paused_until > now:
+                return  # Of the same round as one that failed before.
             pool.failures += 1
             pause = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** (pool.failures - 1))
-            pool.paused_until = self._clock.monotonic() + pause
+            pool.paused_until = now + pause
             log.warning("cannot start a warm sandbox", template=pool.template.key, error=error.message, pause_s=pause)
 
     async def _discard(self, one: WarmSandbox, why: str) -> None:

@@ -242,17 +242,16 @@ class Scheduler:
     def _network(self, environment: TaskEnvironment, wish: Network | None) -> Network:
         """The caller's wish must be honoured; what a task asks for is honoured where the runtime can."""
         offered = self._runtime.networks
-        if wish is not None:
-            if wish.kind not in offered:
-                names = ", ".join(sorted(offered))
-                raise InvalidSpec(
-                    f"network class {wish.kind} is not granted by runtime {self._runtime.name} here; it offers {names}",
-                    field="network",
-                )
-            return wish
-        if environment.network is not None and environment.network.kind in offered:
+        if wish is None and environment.network is not None and environment.network.kind in offered:
             return environment.network
-        return Network(self._runtime.default_network)
+        granted = wish or Network(self._runtime.default_network)
+        if granted.kind not in offered:
+            names = ", ".join(sorted(offered)) or "none (its log says why)"
+            raise InvalidSpec(
+                f"network class {granted.kind} is not granted by runtime {self._runtime.name} here; it offers {names}",
+                field="network",
+            )
+        return granted
 
     # -- claims
 
