@@ -56,7 +56,7 @@ async def parts(settings: Settings, common: Common) -> Parts:
         settings.pods, common.clock, tokens.public_key, tokens.mint, common.channels, FakeAgentProber()
     )
     pools = WarmPools(pods.runtime, common.clock, settings.pool, settings.max_sandboxes)
-    return Parts(pods.runtime, pools=pools, on_stop=pods.api.close)
+    return Parts(pods.runtime, pods.leadership, pools, (pods.leadership.run,), pods.api.close)
 
 
 async def settled(what: str, world: World, condition: object, bound_s: float = 900.0) -> None:

@@ -90,7 +90,7 @@ async def _pods(settings: Settings, common: Common) -> Parts:
     tokens = common.tokens
     pods = await assemble(settings.pods, common.clock, tokens.public_key, tokens.mint, common.channels)
     pools = WarmPools(pods.runtime, common.clock, settings.pool, settings.max_sandboxes)
-    return Parts(pods.runtime, pools=pools, on_stop=pods.api.close)
+    return Parts(pods.runtime, pods.leadership, pools, (pods.leadership.run,), pods.api.close)
 
 
 def _fixed_port(address: str) -> str:

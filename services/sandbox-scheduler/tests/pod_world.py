@@ -80,5 +80,3 @@ async def start_pod_world(
         settings = pod_settings(kubeconfig, name, **(pods or {}))
         async with start_world(data_dir, cache_dir, runtime="pod", pods=settings, secret="test", **changes) as world:
             yield world
-
-

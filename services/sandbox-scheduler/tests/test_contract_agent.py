@@ -94,6 +94,7 @@ async def _processes(agent: AgentClient) -> str:
     return (await agent.exec(["ps", "-eo", "args"], timeout_s=10)).stdout.head.decode()
 
 
+@pytest.mark.smoke
 async def test_exit_code_streams_and_working_folder(agent_world: World) -> None:
     agent = await agent_world.sandbox()
     result = await agent.exec(["sh", "-c", "pwd; echo err >&2; exit 3"], timeout_s=10)
@@ -137,6 +138,7 @@ async def test_timeout_must_be_positive_evalscope_1688(raw: Raw, timeout_s: floa
         await raw.exec(exec_id="e", command=["true"], timeout_s=timeout_s)
 
 
+@pytest.mark.smoke
 async def test_setsid_survivor_is_killed_on_timeout_codex_4337_inspect_ai_1357(agent_world: World) -> None:
     agent = await agent_world.sandbox()
     await agent.exec(["sh", "-c", "setsid sleep 111 &"], timeout_s=10)
@@ -225,6 +227,7 @@ async def test_one_gibibyte_of_output(agent_world: World) -> None:
     assert (result.exit_code, result.stdout.total, result.stdout.truncated) == (0, 1 << 30, True)
 
 
+@pytest.mark.smoke
 async def test_retry_with_the_same_id_runs_once_swe_rex_request_cache(raw: Raw) -> None:
     command = ["sh", "-c", "echo x >> /app/f; cat /app/f; echo n >&2"]
     both = await asyncio.gather(
@@ -241,6 +244,7 @@ async def test_retry_with_the_same_id_runs_once_swe_rex_request_cache(raw: Raw) 
         await raw.exec(exec_id="one", command=["false"])
 
 
+@pytest.mark.smoke
 async def test_cut_stream_is_attached_again_kubernetes_137404(raw: Raw) -> None:
     request = agent_pb2.ExecRequest(
         exec_id="cut", command=["sh", "-c", "echo a; sleep 1; echo b; exit 3"], timeout_s=10
@@ -302,6 +306,7 @@ async def test_fork_bomb_is_bounded(agent_world: World) -> None:
     assert (await agent.exec(["echo", "ok"], timeout_s=10)).stdout.head == b"ok\n"
 
 
+@pytest.mark.smoke
 async def test_memory_hog_is_killed_and_reported_centaur_1454(agent_world: World) -> None:
     claimed = await agent_world.claim(limits={"memory_mb": 48})
     agent = agent_world.agent(claimed)
@@ -349,6 +354,7 @@ async def test_sandboxes_do_not_see_each_other(agent_world: World) -> None:
     assert "sleep 222" not in await _processes(two)
 
 
+@pytest.mark.smoke
 async def test_upload_download_file(agent_world: World) -> None:
     agent = await agent_world.sandbox()
     data = bytes(range(256)) * 5000
@@ -485,6 +491,7 @@ async def test_stat_and_remove(agent_world: World) -> None:
         await agent.remove(["/"])
 
 
+@pytest.mark.smoke
 async def test_token_is_checked(agent_world: World) -> None:
     claimed, other = await agent_world.claim(), await agent_world.claim()
     for token in ("", "x", claimed.agent_token[:-1], f"{claimed.sandbox.sandbox_id}.{other.agent_token.split('.')[1]}"):

@@ -112,6 +112,7 @@ async def test_without_policies_the_probe_says_not_enforced(keeper: NetworkKeepe
 @pytest.mark.parametrize(
     ("network", "gateway"), [(NONE, "closed"), (GATEWAY, "open"), (PUBLIC, "open"), (HOSTS, "open")]
 )
+@pytest.mark.smoke
 async def test_from_inside_only_the_gateways_data_port_is_reached(
     keeper: NetworkKeeper, ground: Ground, network: Network, gateway: str
 ) -> None:

@@ -92,6 +92,7 @@ async def test_a_pod_is_bare_and_owned_and_tells_a_task_nothing(world: Replicas,
     await sandbox.stop(DONE)
 
 
+@pytest.mark.smoke
 async def test_one_life_costs_three_writes_of_ours_sandbox_operator_33(world: Replicas, runtime: PodRuntime) -> None:
     before = writes()
     warm = name()
@@ -169,6 +170,7 @@ async def test_a_used_pod_is_never_handed_out_again_opensandbox_723(world: Repli
 # -- ends
 
 
+@pytest.mark.smoke
 async def test_a_deletion_by_somebody_else_is_told_within_seconds_and_remembered(
     world: Replicas, runtime: PodRuntime
 ) -> None:
@@ -299,6 +301,7 @@ async def test_pod_security_is_told_as_what_it_is(world: Replicas) -> None:
     assert not error.retryable
 
 
+@pytest.mark.smoke
 async def test_a_quota_of_two_refuses_the_third_in_about_a_second_opensandbox_1750() -> None:
     async with replicas() as small, small.runtime() as runtime:
         quota = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +17,7 @@ from longshore_sandbox_scheduler.runtimes.pod.images import ImageOptions, PodIma
 from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi, KubeOptions
 from longshore_sandbox_scheduler.runtimes.pod.kube_errors import KubeError
 from longshore_sandbox_scheduler.runtimes.pod.kube_objects import KubeObjects
+from longshore_sandbox_scheduler.runtimes.pod.leadership import LeaseLeadership, LeaseOptions
 from longshore_sandbox_scheduler.runtimes.pod.network import NetworkKeeper, NetworkOptions
 from longshore_sandbox_scheduler.runtimes.pod.placement import COMPONENT, MANAGED_BY, MANAGER, RELEASE, Placement
 from longshore_sandbox_scheduler.runtimes.pod.pod_runtime import PodRuntime, PodRuntimeOptions
@@ -62,6 +65,8 @@ class PodSettings:
     images: ImageOptions = field(default_factory=ImageOptions)
     network: NetworkOptions = field(default_factory=NetworkOptions)
     start: PodRuntimeOptions = field(default_factory=PodRuntimeOptions)
+    lease: LeaseOptions = field(default_factory=LeaseOptions)
+    """Leader election among the schedulers of a release."""
 
     def network_options(self) -> NetworkOptions:
         """The network is probed with the agent's own image unless another is named."""
@@ -93,6 +98,7 @@ class PodParts:
     api: KubeApi
     place: Placement
     runtime: PodRuntime
+    leadership: LeaseLeadership
 
 
 async def assemble(
@@ -131,7 +137,9 @@ async def assemble(
         lambda: check_cluster(api, place, settings),
         tunnels,
     )
-    return PodParts(api, place, runtime)
+    identity = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+    lease = replace(settings.lease, name=f"{settings.lease.name}-{settings.release}")
+    return PodParts(api, place, runtime, LeaseLeadership(api, place, identity, lease, clock.monotonic))
 
 
 async def check_cluster(api: KubeApi, place: Placement, settings: PodSettings) -> None:
