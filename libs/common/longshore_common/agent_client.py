@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import grpc.aio
+from prometheus_client import Histogram
 
 from longshore.agent.v1 import agent_pb2, agent_pb2_grpc
 from longshore_common.agent_session import EXEC_GRACE_S, ExecSession
@@ -27,6 +29,12 @@ _TRANSFER_TIMEOUT_S = 120.0
 _SLOWEST_BYTES_PER_S = 1024 * 1024
 """A transfer slower than this beyond its first minutes is given up."""
 _ATTACH_ATTEMPTS = 3
+
+EXEC_OVERHEAD = Histogram(
+    "longshore_sandbox_exec_overhead_seconds",
+    "Round trip of a command in a sandbox beyond its own run time, as its caller sees it, seconds",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
+)
 
 
 class _Stream:
@@ -111,11 +119,14 @@ class AgentClient:
             stdout_cap=output_cap, stderr_cap=output_cap,
         )  # fmt: skip
         streams = {agent_pb2.STREAM_STDOUT: _Stream(), agent_pb2.STREAM_STDERR: _Stream()}
+        began = time.perf_counter()
         for attempt in range(1, _ATTACH_ATTEMPTS + 1):
             request.stdout_offset = streams[agent_pb2.STREAM_STDOUT].offset
             request.stderr_offset = streams[agent_pb2.STREAM_STDERR].offset
             try:
-                return await self._attach(request, streams)
+                result = await self._attach(request, streams)
+                EXEC_OVERHEAD.observe(max(0.0, time.perf_counter() - began - result.duration_s))
+                return result
             except LongshoreError as error:
                 if not error.retryable or attempt == _ATTACH_ATTEMPTS:
                     raise

@@ -25,6 +25,6 @@ WAITING = Gauge("longshore_sandbox_waiting", "Claims that wait for a place", ["r
 REFUSED = Counter("longshore_sandbox_refused", "Claims refused for want of a place", ["runtime"])
 FAILURES = Counter("longshore_sandbox_start_failures", "Claims that gave no sandbox, by cause", ["runtime", "cause"])
 SWEPT = Counter("longshore_sandbox_swept", "Objects removed because they had lost their sandbox", ["kind"])
-POOL = Gauge("longshore_sandbox_pool", "Warm sandboxes", ["template", "state"])
+POOL = Gauge("longshore_sandbox_pool", "Warm sandboxes by state: ready, starting, target", ["template", "state"])
 POOL_TAKES = Counter("longshore_sandbox_pool_takes", "Claims by whether a warm sandbox was there", ["outcome"])
 WATCH_BREAKS = Counter("longshore_sandbox_watch_breaks", "Watches that broke and were taken up again", ["resource"])

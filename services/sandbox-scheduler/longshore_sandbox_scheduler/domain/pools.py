@@ -11,6 +11,7 @@ from longshore_common.clock import Clock
 from longshore_common.errors import LongshoreError
 from longshore_common.ids import new_id
 from longshore_common.log import get_logger
+from longshore_sandbox_scheduler.domain import metrics
 from longshore_sandbox_scheduler.domain.model import Template
 from longshore_sandbox_scheduler.domain.ports import Leadership
 from longshore_sandbox_scheduler.domain.runtime import ClaimTag, RunningSandbox, WarmRuntime, WarmSandbox
@@ -127,6 +128,7 @@ class WarmPools:
             pool.misses += 1
         else:
             pool.hits += 1
+        metrics.POOL_TAKES.labels("miss" if taken is None else "hit").inc()
         served = pool.demand.get(tag.run_id, 0)
         if served:
             pool.demand[tag.run_id] = served - 1
@@ -165,9 +167,17 @@ class WarmPools:
         """While leader runs `refill` every second and at each change; until cancelled."""
         while True:
             self._changed.clear()
+            self._show()
             if leadership.is_leader:
                 await self._refill_quietly()
             await self._pause()
+
+    def _show(self) -> None:
+        """Sets the gauges; templates come and go, so old ones are cleared first."""
+        metrics.POOL.clear()
+        for state in self.states():
+            for name, count in (("ready", state.ready), ("starting", state.starting), ("target", state.target)):
+                metrics.POOL.labels(state.template.key, name).set(count)
 
     async def _refill_quietly(self) -> None:
         try:
