@@ -115,6 +115,9 @@ class FakeWarmRuntime:
             if pod.tag is None
         ]
 
+    def ready(self, template_key: str) -> list[str]:
+        return [one.sandbox_id for one in self.warm() if one.template_key == template_key and one.ready]
+
     async def start_warm(self, sandbox_id: str, template: Template) -> None:
         await asyncio.sleep(self._latency_s)
         self._add(sandbox_id, template, None)

@@ -19,6 +19,7 @@ from longshore_sandbox_scheduler.domain.runtime import ClaimTag, RunningSandbox,
 log = get_logger(__name__)
 
 _ROUND_S = 1.0
+_SHORTEST_ROUND_S = 0.1
 _FIRST_PAUSE_S = 2.0
 _MAX_PAUSE_S = 120.0
 
@@ -138,17 +139,14 @@ class WarmPools:
     async def _take(self, pool: _Pool, tag: ClaimTag) -> Taken | None:
         key = pool.template.key
         while True:
-            found = next((one for one in self._runtime.warm() if self._usable(one, key)), None)
-            if found is None:
+            found = next((name for name in self._runtime.ready(key) if name not in self._taken), "")
+            if not found:
                 return None
             # Taken for good within this process; between processes the runtime's claim decides.
-            self._taken.add(found.sandbox_id)
-            running = await self._runtime.claim(found.sandbox_id, tag)
+            self._taken.add(found)
+            running = await self._runtime.claim(found, tag)
             if running is not None:
-                return Taken(found.sandbox_id, running)
-
-    def _usable(self, one: WarmSandbox, key: str) -> bool:
-        return one.template_key == key and one.ready and one.sandbox_id not in self._taken
+                return Taken(found, running)
 
     async def make_room(self, count: int = 1) -> None:
         """Before a cold start: discards warm sandboxes, least wanted first, so that it fits into the places."""
@@ -186,6 +184,8 @@ class WarmPools:
             log.warning("pools could not be refilled", error=error.message)
 
     async def _pause(self) -> None:
+        # Claims come by the hundred; a round looks at every warm sandbox.
+        await asyncio.sleep(_SHORTEST_ROUND_S)
         try:
             async with asyncio.timeout(_ROUND_S):
                 await self._changed.wait()

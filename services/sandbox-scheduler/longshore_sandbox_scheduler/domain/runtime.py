@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import BinaryIO, Protocol
@@ -271,6 +271,10 @@ class WarmRuntime(Runtime, Protocol):
 
     def warm(self) -> Sequence[WarmSandbox]:
         """All unclaimed sandboxes, of all schedulers, oldest first."""
+        ...
+
+    def ready(self, template_key: str) -> Iterable[str]:
+        """Ids of the ready ones of a template, longest ready first; cheap, for it is asked at every claim."""
         ...
 
     async def start_warm(self, sandbox_id: str, template: Template) -> None:

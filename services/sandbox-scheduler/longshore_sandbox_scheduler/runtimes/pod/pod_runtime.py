@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi
 from longshore_sandbox_scheduler.runtimes.pod.kube_errors import KubeError
 from longshore_sandbox_scheduler.runtimes.pod.placement import NETWORK, Placement
 from longshore_sandbox_scheduler.runtimes.pod.pod_view import pod_view
+from longshore_sandbox_scheduler.runtimes.pod.warm_index import WarmIndex
 
 log = get_logger(__name__)
 
@@ -166,6 +167,7 @@ class PodRuntime:
         self._claimed: dict[str, PodSandbox] = {}
         self._starting: dict[str, _Starting] = {}
         self._ready: dict[str, str] = {}
+        self._index = WarmIndex()
         self._unseen: dict[str, _Unseen] = {}
         self._ends: dict[str, SandboxEnd] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -222,6 +224,8 @@ class PodRuntime:
         assert pod is not None
         self._unseen.pop(name, None)
         deleted = now is None
+        if deleted or not self._is_warm(pod):
+            self._index.remove(name)
         self._tell_start(name, pod, deleted)
         sandbox = self._claimed.get(name)
         if sandbox is not None and sandbox.instance == pod["metadata"]["uid"]:
@@ -259,8 +263,14 @@ class PodRuntime:
             log.warning("a warm sandbox never became ready", sandbox_id=name, error=str(error))
             await self.delete_pod(name, uid)
             return
-        if name in self._ready:
+        pod = self._informer.objects.get(name)
+        if name in self._ready and pod is not None and pod["metadata"]["uid"] == uid:
             self._ready[name] = uid
+            if self._is_warm(pod):
+                self._index.add(pod["metadata"]["labels"][pod_spec.TEMPLATE], name)
+
+    def _is_warm(self, pod: Pod) -> bool:
+        return self._state(pod) == pod_spec.WARM and "deletionTimestamp" not in pod["metadata"]
 
     def _state(self, pod: Pod) -> str:
         return str(pod["metadata"]["labels"].get(pod_spec.STATE, ""))
@@ -381,11 +391,7 @@ class PodRuntime:
         return str(made["metadata"]["uid"])
 
     def warm(self) -> Sequence[WarmSandbox]:
-        found = [
-            pod
-            for pod in self._informer.objects.values()
-            if self._state(pod) == pod_spec.WARM and "deletionTimestamp" not in pod["metadata"]
-        ]
+        found = [pod for pod in self._informer.objects.values() if self._is_warm(pod)]
         found.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
         unseen = [WarmSandbox(name, one.template_key, ready=False) for name, one in self._unseen.items() if one.warm]
         return [*(self._warm_sandbox(pod) for pod in found), *unseen]
@@ -393,6 +399,9 @@ class PodRuntime:
     def _warm_sandbox(self, pod: Pod) -> WarmSandbox:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         return WarmSandbox(name, pod["metadata"]["labels"][pod_spec.TEMPLATE], self._ready.get(name) == uid)
+
+    def ready(self, template_key: str) -> Iterable[str]:
+        return self._index.ready(template_key)
 
     async def start_warm(self, sandbox_id: str, template: Template) -> None:
         await self._create(sandbox_id, template, None)
@@ -416,6 +425,7 @@ class PodRuntime:
             {"op": "add", "path": f"/metadata/annotations/{key.replace('/', '~1')}", "value": value}
             for key, value in pod_spec.claim_annotations(tag, now_s).items()
         ]
+        self._index.remove(sandbox_id)
         try:
             claimed = await self._api.json_patch("pods", self._place.namespace, sandbox_id, operations)
         except KubeError as error:
