@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from longshore_common.bundle import unpack
@@ -15,9 +16,17 @@ from longshore_common.errors import InvalidSpec
 from longshore_sandbox_scheduler.domain.dockerfile import Dockerfile, MakeFolder, parse
 from longshore_sandbox_scheduler.domain.model import Image, TaskEnvironment
 from longshore_sandbox_scheduler.domain.runtime import PreparedImage
+from longshore_sandbox_scheduler.runtimes.pod import compose
 
 _WHERE = "environment/Dockerfile"
 _TAG_LENGTH = 32
+_OWN_IMAGE = "MAIN_IMAGE_NAME"
+_REFERENCE = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/|\[[0-9a-fA-F:]+\](?::[0-9]+)?/)?"
+    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+"""As container runtimes read image names."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +56,24 @@ class PodImages:
         return PreparedImage(self._known[task.digest], built=False, seconds=0.0)
 
     async def _find(self, task: TaskEnvironment, bundle: Callable[[], Awaitable[bytes]]) -> Image:
-        if task.docker_image:
-            return image_of(task.docker_image, task.workdir)
         files = await self._files(await bundle())
+        composed = compose.find(files, {_OWN_IMAGE: _OWN_IMAGE})
+        if composed is None:
+            return self._main(task, files, task.docker_image)
+        # Harbor names the image that is built of the task's own environment so.
+        own = composed.main_image in ("", _OWN_IMAGE)
+        image = self._main(task, files, task.docker_image if own else composed.main_image)
+        return replace(
+            image,
+            workdir=composed.workdir or image.workdir,
+            user=composed.user or image.user,
+            env={**image.env, **composed.env},
+            sidecars=composed.sidecars,
+        )
+
+    def _main(self, task: TaskEnvironment, files: Mapping[str, bytes], named: str) -> Image:
+        if named:
+            return image_of(named, task.workdir)
         file = parse(files[_WHERE].decode(errors="replace")) if _WHERE in files else None
         if file is not None and file.base in self._options.bases:
             line = _first_built(file)
@@ -66,15 +90,24 @@ class PodImages:
         def read() -> dict[str, bytes]:
             with tempfile.TemporaryDirectory(prefix="longshore-context-") as folder:
                 unpack(bundle, Path(folder))
-                path = Path(folder) / _WHERE
-                return {_WHERE: path.read_bytes()} if path.is_file() else {}
+                paths = {name: Path(folder) / name for name in (_WHERE, *compose.FILES)}
+                return {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
 
         return await asyncio.to_thread(read)
 
 
 def image_of(reference: str, workdir: str = "", user: str = "", env: Mapping[str, str] | None = None) -> Image:
     """An image by its name. Its digest is the name's own where that has one, else that of the name: what a pod really
-    runs is read from the pod."""
+    runs is read from the pod.
+
+    Raises:
+        InvalidSpec: no container runtime would take this name.
+    """
+    if not _REFERENCE.fullmatch(reference):
+        raise InvalidSpec(
+            f"{reference!r} is no image name; expected [registry/]name[:tag][@sha256:64 hex digits], lower case",
+            field="environment.docker_image",
+        )
     _, at, named = reference.partition("@")
     return Image(
         digest=named if at else digest({"image": reference}),

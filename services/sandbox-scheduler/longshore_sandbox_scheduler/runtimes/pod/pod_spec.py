@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from longshore_sandbox_scheduler.domain.model import Image, Limits, NetworkClass, Template
+from longshore_sandbox_scheduler.domain.model import Image, Limits, NetworkClass, Sidecar, Template
 from longshore_sandbox_scheduler.domain.runtime import ClaimTag
 from longshore_sandbox_scheduler.runtimes.pod.placement import Placement
 from longshore_sandbox_scheduler.runtimes.pod.reasons import MAIN
@@ -103,8 +103,7 @@ def pod_of(
         **_dns(template.network.kind, nameservers),
     }
     if template.image.sidecars:
-        names = sorted(one.name for one in template.image.sidecars)
-        spec["hostAliases"] = [{"ip": "127.0.0.1", "hostnames": [MAIN, *names]}]
+        spec["hostAliases"] = [{"ip": "127.0.0.1", "hostnames": _host_names(template.image)}]
     if options.runtime_class:
         spec["runtimeClassName"] = options.runtime_class
     if options.host_users is not None:
@@ -131,7 +130,7 @@ def _agent_init(options: PodOptions, canaries: Sequence[str]) -> list[dict[str, 
         return []
     return [
         {
-            "name": "agent",
+            "name": _VOLUME,
             "image": options.agent_image,
             "imagePullPolicy": options.image_pull_policy,
             "command": ["/longshore-agent", "install", AGENT],
@@ -178,7 +177,6 @@ def _main(
         env.append({"name": f"LONGSHORE_AGENT_{name}", "valueFrom": {"fieldRef": {"fieldPath": path}}})
     if options.agent_by_image_volume:  # else the init container has waited
         env += _canary_env(canaries)
-    shared = [{"name": name, "mountPath": path} for name, path in _mounts(image, MAIN)]
     return {
         "name": MAIN,
         "image": image.reference,
@@ -186,7 +184,7 @@ def _main(
         "command": [AGENT, "serve"],
         "env": env,
         "ports": [{"name": "agent", "containerPort": AGENT_PORT}],
-        "volumeMounts": [{"name": _VOLUME, "mountPath": AGENT_FOLDER, "readOnly": True}, *shared],
+        "volumeMounts": [{"name": _VOLUME, "mountPath": AGENT_FOLDER, "readOnly": True}, *_mounts(image, MAIN)],
         "resources": resources(template.limits, options),
         "securityContext": {
             "runAsUser": 0,
@@ -211,34 +209,58 @@ def resources(limits: Limits, options: PodOptions) -> dict[str, Any]:
 
 
 def _sidecars(image: Image, options: PodOptions) -> list[dict[str, Any]]:
+    return [_sidecar(image, one, options) for one in image.sidecars]
+
+
+def _sidecar(image: Image, one: Sidecar, options: PodOptions) -> dict[str, Any]:
+    capabilities = {"drop": ["ALL"], "add": list(_KEPT_CAPABILITIES)}
+    spec = {key: value for key, value in one.spec.items() if key not in ("volumes", "aliases", "once")}
+    container = {
+        "imagePullPolicy": options.image_pull_policy,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **spec,
+        "name": one.name,
+        "image": one.reference,
+        "volumeMounts": _mounts(image, one.name),
+        "securityContext": {"capabilities": capabilities, **spec.get("securityContext", {})},
+    }
+    if not one.spec.get("once"):
+        # A native sidecar: started before what follows it, and ended after main. Without it: run to its end.
+        container["restartPolicy"] = "Always"
+    return container
+
+
+def _volumes_of(image: Image) -> list[Mapping[str, Any]]:
+    return [volume for one in image.sidecars for volume in one.spec.get("volumes", ())]
+
+
+def _mounts(image: Image, container: str) -> list[dict[str, Any]]:
+    """Of the volumes that compose services share."""
     return [
         {
-            "imagePullPolicy": options.image_pull_policy,
-            "securityContext": {"capabilities": {"drop": ["ALL"], "add": list(_KEPT_CAPABILITIES)}},
-            **{key: value for key, value in one.spec.items() if key != "volumes"},
-            "name": one.name,
-            "image": one.reference,
-            # A native sidecar: started before main, in order, and ended after it.
-            "restartPolicy": "Always",
-            "volumeMounts": [{"name": name, "mountPath": path} for name, path in _mounts(image, one.name)],
+            "name": volume["name"],
+            "mountPath": volume["path"],
+            **({"readOnly": True} if volume.get("read_only") else {}),
         }
-        for one in image.sidecars
-    ]
-
-
-def _mounts(image: Image, container: str) -> list[tuple[str, str]]:
-    """(volume, path) of named volumes that compose services share."""
-    return [
-        (str(volume["name"]), str(volume["path"]))
-        for one in image.sidecars
-        for volume in one.spec.get("volumes", ())
+        for volume in _volumes_of(image)
         if volume["container"] == container
     ]
 
 
 def _shared_volumes(image: Image) -> list[dict[str, Any]]:
-    names = {volume["name"] for one in image.sidecars for volume in one.spec.get("volumes", ())}
-    return [{"name": name, "emptyDir": {}} for name in sorted(names)]
+    kinds = {volume["name"]: _empty_dir(volume) for volume in _volumes_of(image)}
+    return [{"name": name, "emptyDir": kinds[name]} for name in sorted(kinds)]
+
+
+def _empty_dir(volume: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"medium": volume["medium"]} if volume.get("medium") else {}
+    return {**found, "sizeLimit": f"{volume['size_mb']}Mi"} if volume.get("size_mb") else found
+
+
+def _host_names(image: Image) -> list[str]:
+    """What the containers of a compose task are called; all of them are at this pod's own address."""
+    aliases = {alias for one in image.sidecars for alias in one.spec.get("aliases", ())}
+    return [MAIN, *sorted({one.name for one in image.sidecars} | aliases)]
 
 
 def _dns(network: NetworkClass, nameservers: Sequence[str]) -> dict[str, Any]:
