@@ -22,10 +22,9 @@ from real_cluster import BUSYBOX_IMAGE, kubeconfig
 from runtime_ground import LIMITS, TEMPLATE, Replicas, replicas, tag, until
 
 from longshore_common.errors import LongshoreError
-from longshore_sandbox_scheduler.domain.model import EndReason, Template
+from longshore_sandbox_scheduler.domain.model import EndReason, Image, Template
 from longshore_sandbox_scheduler.domain.runtime import SandboxEnd, SandboxFailed
 from longshore_sandbox_scheduler.runtimes.pod import pod_spec
-from longshore_sandbox_scheduler.runtimes.pod.images import image_of
 from longshore_sandbox_scheduler.runtimes.pod.kube_api import CALLS
 from longshore_sandbox_scheduler.runtimes.pod.pod_runtime import PodRuntime, PodSandbox
 
@@ -39,7 +38,7 @@ def name() -> str:
 
 
 def of(image: str, **limits: Any) -> Template:
-    return Template(image_of(image, workdir="/work"), replace(LIMITS, **limits))
+    return Template(Image("of", workdir="/work", reference=image), replace(LIMITS, **limits))
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

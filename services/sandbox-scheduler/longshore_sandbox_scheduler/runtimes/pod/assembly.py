@@ -28,6 +28,7 @@ from longshore_sandbox_scheduler.runtimes.pod.startup_checks import (
     EGRESS_RIGHTS,
     EXEC_RIGHTS,
     RuntimeClassOptions,
+    check_image_volumes,
     check_rights,
     check_runtime_class,
 )
@@ -150,6 +151,8 @@ async def check_cluster(api: KubeApi, place: Placement, settings: PodSettings) -
     if settings.agent_through_api:
         rights.append(EXEC_RIGHTS)
     await check_rights(api, place.namespace, *rights)
+    if settings.agent_by_image_volume:
+        await check_image_volumes(api, place, settings.agent_image)
     if settings.runtime_class:
         options = RuntimeClassOptions(
             settings.runtime_class,

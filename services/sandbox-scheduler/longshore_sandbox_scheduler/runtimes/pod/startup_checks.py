@@ -65,6 +65,37 @@ async def _may(api: KubeApi, namespace: str, verb: str, kind: str) -> bool:
     return bool(answer.get("status", {}).get("allowed"))
 
 
+async def check_image_volumes(api: KubeApi, place: Placement, agent_image: str) -> None:
+    """Asks for a pod with an image volume without making it: a server without them takes the pod and drops the volume.
+
+    Raises:
+        Unavailable: not retryable.
+    """
+    container = {"name": "main", "image": agent_image, "securityContext": {"allowPrivilegeEscalation": False}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "image-volume-check", "namespace": place.namespace},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [{**container, "volumeMounts": [{"name": "agent", "mountPath": "/agent"}]}],
+            "volumes": [{"name": "agent", "image": {"reference": agent_image}}],
+        },
+    }
+    why = "drops the volume"
+    try:
+        taken = await api.create("pods", place.namespace, pod, dry_run=True)
+        if any("image" in volume for volume in taken["spec"].get("volumes") or ()):
+            return
+    except KubeError as error:
+        why = error.message
+    raise Unavailable(
+        f"this API server has no image volumes ({why}); they are on from Kubernetes 1.35: set agent_by_image_volume to "
+        "false, and the agent is copied by an init container",
+        retryable=False,
+    )
+
+
 @dataclass(frozen=True)
 class RuntimeClassOptions:
     """How a RuntimeClass is tried out."""
