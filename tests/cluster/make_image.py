@@ -1,4 +1,4 @@
-"""Makes a one-layer image archive: make_image.py OUT.tar NAME LAYER.tar [--entrypoint P] [--env K=V]... [--workdir D] [--user U]"""
+"""Makes a one-layer image archive: make_image.py OUT.tar NAME LAYER.tar [options]; the same layer, the same archive."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import io
 import json
 import tarfile
 from pathlib import Path
+
+
+def _without_time(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The same layer gives the same archive."""
+    info.mtime = info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info
 
 
 def main() -> None:
@@ -42,7 +49,7 @@ def main() -> None:
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-        archive.add(wanted.layer, layer_name)
+        archive.add(wanted.layer, layer_name, filter=_without_time)
 
 
 if __name__ == "__main__":
