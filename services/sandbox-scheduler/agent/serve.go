@@ -56,7 +56,8 @@ func settings() (execs.Settings, error) {
 	}
 	workdir := setting("WORKDIR", here)
 	return execs.Settings{
-		Workdir: workdir, User: setting("USER", ""), MaxProcesses: processes, MaxFile: uint64(file) * megabyte,
+		Workdir: workdir, User: setting("USER", ""), Hidden: strings.Split(setting("HIDDEN_ENV", ""), ","),
+		MaxProcesses: processes, MaxFile: uint64(file) * megabyte,
 	}, os.MkdirAll(workdir, 0o755)
 }
 

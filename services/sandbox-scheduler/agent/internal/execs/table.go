@@ -2,6 +2,7 @@ package execs
 
 import (
 	"os"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -26,8 +27,9 @@ var hidden = []string{"LONGSHORE_", "KUBERNETES_"}
 type Settings struct {
 	Workdir      string
 	User         string
-	MaxProcesses int    // 0: no limit.
-	MaxFile      uint64 // Bytes; 0: no limit.
+	Hidden       []string // More names of variables that commands do not get.
+	MaxProcesses int      // 0: no limit.
+	MaxFile      uint64   // Bytes; 0: no limit.
 	starter      *process.Starter
 }
 
@@ -45,17 +47,17 @@ func (s *Settings) spec(request *Request) (process.Spec, error) {
 		dir = s.Workdir
 	}
 	return process.Spec{
-		Argv: request.Argv, Env: environment(os.Environ(), request.Env, account.Home), Dir: dir, Account: account,
+		Argv: request.Argv, Env: environment(os.Environ(), s.Hidden, request.Env, account.Home), Dir: dir, Account: account,
 		MaxFile: s.MaxFile,
 	}, nil
 }
 
-// environment is the image's, then the caller's; PATH and HOME are never missing.
-func environment(own []string, wished map[string]string, home string) []string {
+// environment is the image's without what is not, then the caller's; PATH and HOME are never missing.
+func environment(own, others []string, wished map[string]string, home string) []string {
 	values := map[string]string{"PATH": defaultPath}
 	for _, entry := range own {
 		name, value, _ := strings.Cut(entry, "=")
-		if name == "HOSTNAME" || name == "HOME" || hasPrefix(name, hidden) {
+		if name == "HOSTNAME" || name == "HOME" || hasPrefix(name, hidden) || slices.Contains(others, name) {
 			continue
 		}
 		values[name] = value
