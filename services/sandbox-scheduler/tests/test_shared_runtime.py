@@ -267,3 +267,19 @@ async def test_the_first_reason_stays(fleet: Fleet) -> None:
     assert (await one.scheduler.get(granted.sandbox.sandbox_id)).end_reason is EndReason.OOM
     with pytest.raises(Conflict, match="oom"):
         await one.scheduler.claim(Claim("task", idempotency_key="k"))
+
+
+async def test_a_claim_that_cannot_be_recorded_leaves_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await fleet.replica(places=1)
+    await one.scheduler.set_demand("run", [Demand("task", 1)])
+    await one.pools.refill()
+
+    async def full(self: SqlRecords, sandbox_id: str, renamed: object) -> None:
+        raise QuotaExceeded("database or disk is full", which="disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlRecords, "rename", full)
+        with pytest.raises(QuotaExceeded, match="disk is full"):
+            await one.scheduler.claim(Claim("task", run_id="run"))
+    assert not fleet.cluster.pods
+    assert (await one.scheduler.claim(Claim("task", run_id="run"))).sandbox.state is SandboxState.READY

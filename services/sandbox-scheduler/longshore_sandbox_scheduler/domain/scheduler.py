@@ -340,13 +340,15 @@ class Scheduler:
             claim.run_id, claim.attempt_id, claim.task_digest, claim.idempotency_key, self._policy.max_life_s
         )
         try:
-            sandbox, running = await self._obtain(sandbox, template, tag)
+            warm_id, running = await self._obtain(sandbox.sandbox_id, template, tag)
         except (LongshoreError, asyncio.CancelledError) as error:
             detail = error.message if isinstance(error, LongshoreError) else "the claim was cancelled"
             await self._record(sandbox.ended(EndReason.START_FAILED, detail, self._clock.now_ms()))
             raise
-        sandbox = replace(
+        ready = replace(
             sandbox,
+            sandbox_id=warm_id or sandbox.sandbox_id,
+            launch=LaunchType.WARM if warm_id else LaunchType.COLD,
             state=SandboxState.READY,
             enforcement=dict(running.enforcement),
             instance=running.instance,
@@ -354,20 +356,30 @@ class Scheduler:
             image_digest=running.image_digest or template.image.digest,
             expires_at_ms=self._expiry(claim.ttl_s),
         )
-        live = self._enter(sandbox, running)
-        await self._record(sandbox)
+        live = self._enter(ready, running)
+        try:
+            # The record takes a warm sandbox's own name.
+            await (self._records.rename(sandbox.sandbox_id, ready) if warm_id else self._records.update(ready))
+        except BaseException:
+            await asyncio.shield(self._give_up(live))
+            raise
+        self._subscribers.publish(ready)
         return live
 
-    async def _obtain(self, sandbox: Sandbox, template: Template, tag: ClaimTag) -> tuple[Sandbox, RunningSandbox]:
-        """A warm one under its own id (the record follows), else a fresh one under the record's."""
+    async def _give_up(self, live: Live) -> None:
+        """Ends a sandbox that is on no record; its claim fails and gives the place back."""
+        del self._live[live.sandbox.sandbox_id]
+        live.closing = asyncio.current_task()
+        await live.running.stop(SandboxEnd(EndReason.START_FAILED, "it could not be recorded"))
+
+    async def _obtain(self, sandbox_id: str, template: Template, tag: ClaimTag) -> tuple[str, RunningSandbox]:
+        """A warm sandbox with its id, else a fresh one with an empty one."""
         if self._pools is not None:
             taken = await self._pools.take(template, tag)
             if taken is not None:
-                renamed = replace(sandbox, sandbox_id=taken.sandbox_id, launch=LaunchType.WARM)
-                await self._records.rename(sandbox.sandbox_id, renamed)
-                return renamed, taken.running
+                return taken.sandbox_id, taken.running
             await self._pools.make_room()
-        return sandbox, await self._runtime.launch(sandbox.sandbox_id, template, tag)
+        return "", await self._runtime.launch(sandbox_id, template, tag)
 
     def _enter(self, sandbox: Sandbox, running: RunningSandbox) -> Live:
         hosted = running.access
