@@ -17,6 +17,7 @@ const usage = `usage: longshore-agent VERB
   connect             bridge stdin and stdout to the agent of this container
   probe [--json] [--timeout SECONDS] [--until-expected SECONDS] [open=|closed=]HOST:PORT...
                       try to connect to each target
+  wait                do nothing until a signal comes
   kernel              print the kernel that this program runs on
   version             print the version`
 
@@ -52,6 +53,8 @@ func run(verb string, arguments []string) error {
 		return connect(os.Stdin, os.Stdout)
 	case "probe":
 		return probe(arguments, os.Stdout)
+	case "wait":
+		return wait()
 	case "kernel":
 		return kernel(os.Stdout)
 	case "version":

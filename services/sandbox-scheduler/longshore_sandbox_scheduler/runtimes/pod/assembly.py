@@ -22,11 +22,13 @@ from longshore_sandbox_scheduler.runtimes.pod.network import NetworkKeeper, Netw
 from longshore_sandbox_scheduler.runtimes.pod.placement import COMPONENT, MANAGED_BY, MANAGER, RELEASE, Placement
 from longshore_sandbox_scheduler.runtimes.pod.pod_runtime import PodRuntime, PodRuntimeOptions
 from longshore_sandbox_scheduler.runtimes.pod.pod_spec import AGENT, PodOptions
+from longshore_sandbox_scheduler.runtimes.pod.prepull import PrePuller, PrePullOptions
 from longshore_sandbox_scheduler.runtimes.pod.reasons import MAIN
 from longshore_sandbox_scheduler.runtimes.pod.startup_checks import (
     BASE_RIGHTS,
     EGRESS_RIGHTS,
     EXEC_RIGHTS,
+    PREPULL_RIGHTS,
     RuntimeClassOptions,
     check_image_volumes,
     check_rights,
@@ -66,6 +68,7 @@ class PodSettings:
     images: ImageOptions = field(default_factory=ImageOptions)
     network: NetworkOptions = field(default_factory=NetworkOptions)
     start: PodRuntimeOptions = field(default_factory=PodRuntimeOptions)
+    prepull: PrePullOptions = field(default_factory=PrePullOptions)
     lease: LeaseOptions = field(default_factory=LeaseOptions)
     """Leader election among the schedulers of a release."""
 
@@ -137,6 +140,7 @@ async def assemble(
         settings.start,
         lambda: check_cluster(api, place, settings),
         tunnels,
+        PrePuller(api, place, options, settings.prepull) if settings.prepull.enabled else None,
     )
     identity = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     lease = replace(settings.lease, name=f"{settings.lease.name}-{settings.release}")
@@ -150,6 +154,8 @@ async def check_cluster(api: KubeApi, place: Placement, settings: PodSettings) -
         rights.append(EGRESS_RIGHTS)
     if settings.agent_through_api:
         rights.append(EXEC_RIGHTS)
+    if settings.prepull.enabled:
+        rights.append(PREPULL_RIGHTS)
     await check_rights(api, place.namespace, *rights)
     if settings.agent_by_image_volume:
         await check_image_volumes(api, place, settings.agent_image)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +31,8 @@ from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi
 from longshore_sandbox_scheduler.runtimes.pod.kube_errors import KubeError
 from longshore_sandbox_scheduler.runtimes.pod.placement import NETWORK, Placement
 from longshore_sandbox_scheduler.runtimes.pod.pod_view import pod_view
+from longshore_sandbox_scheduler.runtimes.pod.prepull import PrePuller
+from longshore_sandbox_scheduler.runtimes.pod.startup_checks import sweep_probes
 from longshore_sandbox_scheduler.runtimes.pod.warm_index import WarmIndex
 
 log = get_logger(__name__)
@@ -61,7 +63,7 @@ class Networks(Protocol):
 
     def nameservers(self, network: Any) -> Sequence[str]: ...
 
-    async def sweep(self, used: Collection[str], dry_run: bool = False) -> Sequence[Removed]: ...
+    def sweep(self, used: Collection[str], dry_run: bool = False) -> Coroutine[Any, Any, Sequence[Removed]]: ...
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class PodRuntime:
         options: PodRuntimeOptions,
         checks: Callable[[], Awaitable[None]] | None = None,
         ways: AgentWays | None = None,
+        prepuller: PrePuller | None = None,
     ) -> None:
         """checks: what must hold before anything starts; raises Unavailable. ways: none: the pods' own addresses."""
         self._api = api
@@ -162,6 +165,7 @@ class PodRuntime:
         self._options = options
         self._checks = checks
         self._ways: AgentWays = ways or PodAddresses()
+        self._prepuller = prepuller
         selector = place.selector(pod_spec.COMPONENT)
         self._informer = Informer(api, "pods", place.namespace, selector, self._pod_changed, pod_view)
         self._claimed: dict[str, PodSandbox] = {}
@@ -201,6 +205,8 @@ class PodRuntime:
         self._ticking = asyncio.create_task(self._look_at_starts())
         async with asyncio.timeout(self._options.start_timeout_s):
             await self._informer.synced()
+        if self._prepuller is not None:
+            await self._prepuller.start()
 
     async def stop(self) -> None:
         for task in (self._watching, self._ticking):
@@ -211,6 +217,8 @@ class PodRuntime:
             work.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._ways.close()
+        if self._prepuller is not None:
+            await self._prepuller.stop()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -313,7 +321,10 @@ class PodRuntime:
     # -- images
 
     async def prepare(self, task: TaskEnvironment, bundle: Callable[[], Awaitable[bytes]]) -> PreparedImage:
-        return await self._images.prepare(task, bundle)
+        prepared = await self._images.prepare(task, bundle)
+        if self._prepuller is not None:
+            self._prepuller.ask(prepared.image)
+        return prepared
 
     # -- starting and claiming
 
@@ -499,12 +510,22 @@ class PodRuntime:
                 removed.append(Removed("Pod", name, why))
                 if not dry_run:
                     await self.delete_pod(name, pod["metadata"]["uid"])
-        used = {pod["metadata"]["labels"].get(NETWORK, "") for pod in self._informer.objects.values()}
-        try:
-            removed += await self._networks.sweep(used, dry_run)
-        except LongshoreError as error:
-            log.warning("networks could not be swept", error=error.message)
+        for what, part in self._other_sweeps(dry_run).items():
+            try:
+                removed += await part
+            except LongshoreError as error:
+                log.warning("a part could not be swept", part=what, error=error.message)
         return removed
+
+    def _other_sweeps(self, dry_run: bool) -> Mapping[str, Coroutine[Any, Any, Sequence[Removed]]]:
+        used = {pod["metadata"]["labels"].get(NETWORK, "") for pod in self._informer.objects.values()}
+        parts: dict[str, Coroutine[Any, Any, Sequence[Removed]]] = {
+            "networks": self._networks.sweep(used, dry_run),
+            "start-up probes": sweep_probes(self._api, self._place, dry_run),
+        }
+        if self._prepuller is not None:
+            parts["pre-pulled images"] = self._prepuller.sweep(dry_run)
+        return parts
 
     def _orphaned(self, name: str, pod: Pod, keep: Collection[str], now_s: float) -> str:
         if name in keep or "deletionTimestamp" in pod["metadata"]:

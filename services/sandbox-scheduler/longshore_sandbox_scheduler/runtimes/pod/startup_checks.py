@@ -10,6 +10,7 @@ from typing import Any
 
 from longshore_common.errors import Unavailable
 from longshore_common.log import get_logger
+from longshore_sandbox_scheduler.domain.runtime import Removed
 from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi, Object
 from longshore_sandbox_scheduler.runtimes.pod.kube_errors import KubeError
 from longshore_sandbox_scheduler.runtimes.pod.placement import Placement
@@ -238,10 +239,11 @@ async def _remove(api: KubeApi, namespace: str, pods: Collection[str]) -> None:
             log.warning("a runtime probe was left for the sweep", pod=name, error=error.message)
 
 
-async def sweep_probes(api: KubeApi, place: Placement) -> list[str]:
-    """Removes probe pods of schedulers that died at their start; their names."""
+async def sweep_probes(api: KubeApi, place: Placement, dry_run: bool = False) -> list[Removed]:
+    """Removes probe pods of schedulers that died at their start."""
     found = await api.list("pods", place.namespace, place.selector(PROBE_COMPONENT))
     # Their own deadline ends them, so one that has not ended may be another scheduler's.
     ended = [pod["metadata"]["name"] for pod in found.items if pod["status"].get("phase") in ("Succeeded", "Failed")]
-    await _remove(api, place.namespace, ended)
-    return ended
+    if not dry_run:
+        await _remove(api, place.namespace, ended)
+    return [Removed("Pod", name, "a start-up probe that ended") for name in ended]
