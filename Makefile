@@ -29,7 +29,9 @@ test-unit: setup ## Tests without engine or trainer (seconds)
 test-long: setup ## Tests longer than a minute
 	@$(PY) -m pytest -m "long and not cluster" $(ARGS)
 
-test-agent: ## Tests of the Go programs (needs Go)
+test-agent: setup ## Tests of the Go programs, and their generated code is up to date (needs Go)
+	@fresh=$$(mktemp -d) && PATH=$(CURDIR)/.venv/bin:$$PATH tools/generate_go.sh $$fresh && \
+	  diff -r $$fresh services/sandbox-scheduler/agent/gen && rm -rf $$fresh
 	@cd services/sandbox-scheduler/agent && go vet ./... && go test ./...
 	@cd services/sandbox-scheduler/egress-proxy && go vet ./... && go test ./...
 
