@@ -103,7 +103,7 @@ def test_pods_that_overrun_their_disk_are_evicted(kubectl: Kubectl) -> None:
         pod("full-volume", ("busybox", "sh", "-c", fill), container=mount, volumes=[volume]),
         pod("full-layer", ("busybox", "sh", "-c", f"busybox mkdir /full; {fill}"), container=limits),
     )
-    for name, what in (("full-volume", "emptyDir"), ("full-layer", "ephemeral local storage")):
+    for name, what in (("full-volume", "EmptyDir volume"), ("full-layer", "ephemeral local storage")):
         status = kubectl.ended(name)
         assert (status["phase"], status["reason"]) == ("Failed", "Evicted")
         assert what in status["message"]
