@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,10 +93,12 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> Fleet:
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     url = f"sqlite+aiosqlite:///{tmp_path}/scheduler.db"
     await asyncio.to_thread(migrate, url, "longshore_sandbox_scheduler.store")
-    return Fleet(FakeCluster(), FakeClock(), Database(url))
+    found = Fleet(FakeCluster(), FakeClock(), Database(url))
+    yield found
+    await found.database.close()
 
 
 async def _settled(condition: Callable[[], Awaitable[bool]]) -> None:
