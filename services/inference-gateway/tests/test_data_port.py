@@ -353,7 +353,7 @@ async def test_waiting_is_queued_time_and_too_much_of_it_a_429(
             assert (await response.json())["error"]["code"] == "queue_full"
         engines[0].hold.set()
         assert (await first)[0] == 200
-        assert await second >= 200
+        assert await second > 100
         totals = await gateway.close(session.session_id)
         assert totals.queued_s > 0.1, "time in the queue, by another clock than the sleep above"
         assert totals.turns == 3, "the refused call is an error turn"
