@@ -43,8 +43,14 @@ async def _agent(data_dir: Path, cache_dir: Path) -> AsyncIterator[World]:
         yield world
 
 
-WORLDS = {"bubblewrap": _bubblewrap, "agent": _agent, "pod": start_pod_world}
-ON_THE_CLUSTER = ("pod",)
+@asynccontextmanager
+async def _pod_exec(data_dir: Path, cache_dir: Path) -> AsyncIterator[World]:
+    async with start_pod_world(data_dir, cache_dir, {"agent_through_api": True}) as world:
+        yield world
+
+
+WORLDS = {"bubblewrap": _bubblewrap, "agent": _agent, "pod": start_pod_world, "pod-exec": _pod_exec}
+ON_THE_CLUSTER = ("pod", "pod-exec")
 
 
 @pytest_asyncio.fixture(

@@ -12,6 +12,7 @@ from longshore_common.agent_client import AgentChannels
 from longshore_common.clock import Clock
 from longshore_common.errors import InvalidSpec, Unavailable
 from longshore_sandbox_scheduler.runtimes.pod.agent_prober import AgentProber, HealthProber
+from longshore_sandbox_scheduler.runtimes.pod.agent_ways import PodAddresses
 from longshore_sandbox_scheduler.runtimes.pod.exec_tunnel import ExecTunnels
 from longshore_sandbox_scheduler.runtimes.pod.images import ImageOptions, PodImages
 from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi, KubeOptions
@@ -85,6 +86,8 @@ class PodSettings:
             agent_image=self.agent_image,
             agent_public_key=public_key,
             agent_by_image_volume=self.agent_by_image_volume,
+            agent_on_loopback=self.agent_through_api,
+            runtime_name=ExecTunnels.runtime_name if self.agent_through_api else PodAddresses.runtime_name,
             image_pull_policy=self.image_pull_policy,
             runtime_class=self.runtime_class,
             host_users=self.host_users,

@@ -23,7 +23,7 @@ AGENT_FOLDER = "/.longshore/agent"
 AGENT = f"{AGENT_FOLDER}/longshore-agent"
 _VOLUME = "longshore-agent"
 _AGENT_SIZE = "64Mi"
-_KEPT_CAPABILITIES = (
+KEPT_CAPABILITIES = (
     "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID",
     "SETPCAP", "SETUID", "SYS_CHROOT",
 )  # fmt: skip
@@ -40,6 +40,10 @@ class PodOptions:
     """Of the tokens that agents accept; base64 of the raw key."""
     agent_by_image_volume: bool = False
     """Mount the agent's image as a volume (Kubernetes 1.35 and later) instead of copying it by an init container."""
+    agent_on_loopback: bool = False
+    """True: the agent is reached from inside its pod only (`pods/exec`)."""
+    runtime_name: str = "pod"
+    """What agents call their runtime."""
     image_pull_policy: str = "IfNotPresent"
     runtime_class: str = ""
     """RuntimeClass of sandboxes, e.g. gVisor's or Kata's; empty: the node's default."""
@@ -163,7 +167,8 @@ def _main(
     image = template.image
     own = {
         "LONGSHORE_AGENT_PUBLIC_KEY": options.agent_public_key,
-        "LONGSHORE_AGENT_LISTEN": f":{AGENT_PORT}",
+        "LONGSHORE_AGENT_LISTEN": f"127.0.0.1:{AGENT_PORT}" if options.agent_on_loopback else f":{AGENT_PORT}",
+        "LONGSHORE_AGENT_RUNTIME": options.runtime_name,
         "LONGSHORE_AGENT_USER": image.user,
         "LONGSHORE_AGENT_WORKDIR": image.workdir,
         "LONGSHORE_AGENT_MAX_PROCESSES": str(template.limits.max_processes),
@@ -190,7 +195,7 @@ def _main(
             "runAsUser": 0,
             "runAsGroup": 0,
             "privileged": False,
-            "capabilities": {"drop": ["ALL"], "add": list(_KEPT_CAPABILITIES)},
+            "capabilities": {"drop": ["ALL"], "add": list(KEPT_CAPABILITIES)},
         },
     }
 
@@ -213,7 +218,7 @@ def _sidecars(image: Image, options: PodOptions) -> list[dict[str, Any]]:
 
 
 def _sidecar(image: Image, one: Sidecar, options: PodOptions) -> dict[str, Any]:
-    capabilities = {"drop": ["ALL"], "add": list(_KEPT_CAPABILITIES)}
+    capabilities = {"drop": ["ALL"], "add": list(KEPT_CAPABILITIES)}
     spec = {key: value for key, value in one.spec.items() if key not in ("volumes", "aliases", "once")}
     container = {
         "imagePullPolicy": options.image_pull_policy,
