@@ -106,13 +106,17 @@ func KillTree(list func() []int) bool {
 	return len(list()) == 0
 }
 
-// KillAll kills every process but this one, which must be the init of its pid namespace; how many there were.
+// KillAll kills every process but this one, which must be the init of its pid namespace; how many there were. Guests
+// are spared if the others can be killed one by one; a fork bomb only ends when all die at once.
 func KillAll() int {
 	count := 0
 	for _, entry := range Table() {
 		if entry.Pid != 1 && entry.State != 'Z' {
 			count++
 		}
+	}
+	if spared := guests(); len(spared) > 0 && killAllBut(spared) {
+		return count - len(spared)
 	}
 	for range killRounds {
 		if err := unix.Kill(-1, unix.SIGKILL); err == unix.ESRCH {
