@@ -59,7 +59,8 @@ def test_what_is_left_is_named_and_down_removes_it(apart: Run) -> None:
         mkdir -p "$D/kubelet/volume" && mount -t tmpfs none "$D/kubelet/volume"
         pretend kubelet "--config=$D/kubelet.yaml"
         pretend editor "$D/kubelet.yaml" && editor=$!
-        ip link add cni0 type bridge && ip netns add cni-1234
+        ip link add cni0 type bridge && mkdir -p /run/netns && touch /run/netns/cni-123
+        mount --bind /proc/self/ns/net /run/netns/cni-123 && ip netns add cni-1234   # Which covers the one before.
         iptables -N KUBE-TEST && iptables -A INPUT -j KUBE-TEST && iptables -A INPUT -s 192.0.2.1 -j DROP
         ipset create KUBE-TEST-SET hash:ip
         mkdir -p /sys/fs/cgroup/memory/${D##*/}/kubepods 2>/dev/null || mkdir -p /sys/fs/cgroup/${D##*/}/kubepods
@@ -78,7 +79,7 @@ def test_what_is_left_is_named_and_down_removes_it(apart: Run) -> None:
         "cni0",
         "iptables",
         "KUBE-TEST-SET",
-        "cni-1234",
+        "cni-123 cni-1234",
         "mounts",
         "cgroups",
     ):
