@@ -29,6 +29,7 @@ from longshore_sandbox_scheduler.domain.ports import AlwaysLeader, Leadership
 from longshore_sandbox_scheduler.domain.runtime import Runtime
 from longshore_sandbox_scheduler.domain.scheduler import Policy, Scheduler
 from longshore_sandbox_scheduler.runtimes.bubblewrap.runtime import BubblewrapOptions, BubblewrapRuntime
+from longshore_sandbox_scheduler.runtimes.docker.assembly import assemble as assemble_docker
 from longshore_sandbox_scheduler.runtimes.pod.assembly import assemble
 from longshore_sandbox_scheduler.settings import Settings
 from longshore_sandbox_scheduler.store.sql import SqlRecords
@@ -70,6 +71,8 @@ async def make_parts(settings: Settings, common: Common) -> Parts:
     """The runtime that the settings name. Raises InvalidSpec, Unavailable."""
     if settings.runtime == "pod":
         return await _pods(settings, common)
+    if settings.runtime == "docker":
+        return await _docker(settings, common)
     return Parts(
         BubblewrapRuntime(
             BubblewrapOptions(
@@ -91,6 +94,14 @@ async def _pods(settings: Settings, common: Common) -> Parts:
     pods = await assemble(settings.pods, common.clock, tokens.public_key, tokens.mint, common.channels)
     pools = WarmPools(pods.runtime, common.clock, settings.pool, settings.max_sandboxes)
     return Parts(pods.runtime, pods.leadership, pools, (pods.leadership.run,), pods.api.close)
+
+
+async def _docker(settings: Settings, common: Common) -> Parts:
+    tokens, owner = common.tokens, _owner(settings)
+    docker = await assemble_docker(
+        settings.docker, common.clock, tokens.public_key, tokens.mint, common.channels, owner, settings.data_dir
+    )
+    return Parts(docker.runtime, on_stop=docker.api.close)
 
 
 def _fixed_port(address: str) -> str:

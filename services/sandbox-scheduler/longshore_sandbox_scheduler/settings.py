@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from longshore_common.settings import ServiceSettings, service_config
 from longshore_sandbox_scheduler.domain.bases import BaseRecipe, default_bases
 from longshore_sandbox_scheduler.domain.pools import PoolPolicy
+from longshore_sandbox_scheduler.runtimes.docker.assembly import DockerSettings
 from longshore_sandbox_scheduler.runtimes.pod.assembly import PodSettings
 
 
@@ -25,11 +26,14 @@ class Settings(ServiceSettings):
     catalog_address: str = "127.0.0.1:7401"
     """host:port of the task catalog, where task bundles and limits come from."""
 
-    runtime: Literal["bubblewrap", "pod"] = "bubblewrap"
+    runtime: Literal["bubblewrap", "docker", "pod"] = "bubblewrap"
     """Which runtime starts sandboxes."""
 
     pods: PodSettings = Field(default_factory=PodSettings)
     """Sandboxes on Kubernetes (runtime "pod"); as JSON, or field by field: ..._PODS__NAMESPACE."""
+
+    docker: DockerSettings = Field(default_factory=DockerSettings)
+    """Sandboxes on a Docker-compatible engine (runtime "docker"); as for pods: ..._DOCKER__ENGINE__HOST."""
 
     pool: PoolPolicy = Field(default_factory=PoolPolicy)
     """Warm pools, where the runtime can have them."""

@@ -61,6 +61,11 @@ def require_agent() -> None:
     """Builds the agent where Go is; skips the test where this machine cannot run it so."""
     if os.geteuid() != 0:
         pytest.skip("the stand-in for the pod makes namespaces as root")
+    build_agent()
+
+
+def build_agent() -> None:
+    """Builds the agent where Go is; skips the test where there is neither Go nor a built one."""
     if shutil.which("go"):
         subprocess.run([str(REPOSITORY / "tools/build_agent.sh")], check=True, stdout=subprocess.DEVNULL)
     elif not BINARY.exists():

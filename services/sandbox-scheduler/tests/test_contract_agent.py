@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from agent_stand_in import require_agent, stand_in_parts
+from docker_world import start_docker_world
 from pod_world import start_pod_world
 from scheduler_world import World, start_world
 
@@ -49,7 +50,13 @@ async def _pod_exec(data_dir: Path, cache_dir: Path) -> AsyncIterator[World]:
         yield world
 
 
-WORLDS = {"bubblewrap": _bubblewrap, "agent": _agent, "pod": start_pod_world, "pod-exec": _pod_exec}
+WORLDS = {
+    "bubblewrap": _bubblewrap,
+    "agent": _agent,
+    "docker": start_docker_world,
+    "pod": start_pod_world,
+    "pod-exec": _pod_exec,
+}
 ON_THE_CLUSTER = ("pod", "pod-exec")
 
 
@@ -483,7 +490,7 @@ async def test_links_lead_only_inside_the_sandbox(agent_world: World, tmp_path: 
             await agent.download(path, max_bytes=100)
     with pytest.raises((NotFound, InvalidSpec)):
         await agent.download(f"/app/c{secret}", max_bytes=100)
-    assert (await agent.download("/etc/hostname", max_bytes=100)) == b"sandbox\n"
+    assert (await agent.download("/etc/hostname", max_bytes=100)).strip() == b"sandbox"
 
 
 async def test_stat_and_remove(agent_world: World) -> None:
