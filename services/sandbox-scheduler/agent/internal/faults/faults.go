@@ -48,9 +48,11 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// New makes an error of a kind.
+// New makes an error of a kind; as in the tree, only Unavailable is retryable.
 func New(kind Kind, format string, args ...any) *Error {
-	return &Error{Kind: kind, Message: fmt.Sprintf(format, args...), Details: map[string]string{}}
+	return &Error{
+		Kind: kind, Message: fmt.Sprintf(format, args...), Details: map[string]string{}, Retryable: kind == Unavailable,
+	}
 }
 
 // With adds a detail: the field of an InvalidSpec, which limit of a QuotaExceeded.

@@ -113,7 +113,7 @@ func (u *Upload) placeAcross(mode fs.FileMode) error {
 		return err
 	}
 	defer func() { _ = os.Remove(name) }()
-	if _, err := u.spool.Seek(0, io.SeekStart); err == nil {
+	if _, err = u.spool.Seek(0, io.SeekStart); err == nil {
 		_, err = io.Copy(target, u.spool)
 	}
 	err = errors.Join(err, target.Chmod(mode), target.Close())
@@ -158,11 +158,11 @@ func (u *Upload) members() ([]*tar.Header, error) {
 		return nil, err
 	}
 	var members []*tar.Header
-	links := map[string]bool{}
+	links := map[string]string{}
 	for {
 		member, err := reader.Next()
 		if err == io.EOF {
-			return members, nil
+			return members, refuseDetours(links)
 		}
 		if err != nil {
 			return nil, invalid("the data is not an uncompressed tar: %v", err)
@@ -174,19 +174,19 @@ func (u *Upload) members() ([]*tar.Header, error) {
 	}
 }
 
-func checkMember(member *tar.Header, links map[string]bool) error {
+func checkMember(member *tar.Header, links map[string]string) error {
 	if path.IsAbs(member.Name) || hasParent(member.Name) || strings.Contains(member.Name, "\x00") {
 		return invalid("tar entry %q leaves the folder", member.Name)
 	}
 	entry := path.Clean(member.Name)
 	for above := entry; above != "."; above = path.Dir(above) {
-		if links[above] {
+		if _, behind := links[above]; behind {
 			return invalid("tar entry %q lies behind a link of the same tar", member.Name)
 		}
 	}
 	switch member.Typeflag {
 	case tar.TypeSymlink:
-		links[entry] = true
+		links[entry] = member.Linkname
 		return checkLink(entry, member.Linkname)
 	case tar.TypeReg, tar.TypeDir:
 		return nil
@@ -209,6 +209,23 @@ func checkLink(entry, target string) error {
 		}
 		if depth < 0 {
 			return invalid("tar link %q -> %q leaves the folder", entry, target)
+		}
+	}
+	return nil
+}
+
+// refuseDetours: a ".." behind another link of the tar goes up from where that one leads, which checkLink can't see.
+func refuseDetours(links map[string]string) error {
+	for entry, target := range links {
+		at, behind := path.Dir(entry), false
+		for _, part := range strings.Split(target, "/") {
+			if part == ".." && behind {
+				return invalid("tar link %q -> %q goes up behind a link of the same tar", entry, target)
+			}
+			at = path.Join(at, part)
+			if _, isLink := links[at]; isLink {
+				behind = true
+			}
 		}
 	}
 	return nil
