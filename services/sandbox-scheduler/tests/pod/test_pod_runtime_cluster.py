@@ -181,7 +181,7 @@ async def test_a_deletion_by_somebody_else_is_told_within_seconds_and_remembered
     end = await end_of(sandbox, 10)
     assert end.reason is EndReason.DELETED
     with pytest.raises(LongshoreError):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await sleeping
     await until(lambda: sandbox.sandbox_id not in runtime._informer.objects, "the pod's end")
     later = await runtime.find(sandbox.sandbox_id, sandbox.instance)
@@ -264,14 +264,14 @@ async def refusal(runtime: PodRuntime, template: Template, within_s: float = 30.
 
 async def test_an_impossible_image_name_fails_at_once_actions_runner_controller_4654(runtime: PodRuntime) -> None:
     # Kubelets tell a pod with init containers of it at their next look, 10 to 15 s later.
-    error = await refusal(runtime, of("localhost/UPPER:case:case"), 25)
+    error = await refusal(runtime, of("localhost/UPPER:case:case"), 40)
     assert error.reason is EndReason.IMAGE_PULL
     assert "InvalidImageName" in error.message
 
 
 async def test_an_absent_image_that_may_not_be_pulled_fails_at_once(world: Replicas) -> None:
     async with world.runtime(image_pull_policy="Never") as never:
-        error = await refusal(never, of("localhost/longshore/no-such-image:dev"), 25)
+        error = await refusal(never, of("localhost/longshore/no-such-image:dev"), 40)
     assert error.reason is EndReason.IMAGE_PULL
     assert "ErrImageNeverPull" in error.message
 
