@@ -61,13 +61,23 @@ func settings() (execs.Settings, error) {
 	}, os.MkdirAll(workdir, 0o755)
 }
 
+// raisePriority is for where the container may: to answer while the task takes all processors. It is a thread's property.
+func raisePriority() {
+	threads, _ := os.ReadDir("/proc/self/task")
+	for _, thread := range threads {
+		if id, err := strconv.Atoi(thread.Name()); err == nil {
+			_ = unix.Setpriority(unix.PRIO_PROCESS, id, priorityUp)
+		}
+	}
+}
+
 func serve() error {
 	// The task's processes must not look into the init of their container.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
 	}
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, priorityUp)
+	raisePriority()
 	unix.Umask(0o022)
 	wanted, err := settings()
 	if err != nil {

@@ -52,7 +52,7 @@ hostname sandbox
 cd "$ROOT"
 unset LOWER UPPER WORK SOCKET AGENT CGROUP
 exec env -u ROOT -u PWD -u OLDPWD setpriv \\
-  --bounding-set=-sys_ptrace,-sys_admin,-sys_module,-sys_rawio,-net_admin,-sys_resource \\
+  --bounding-set=-sys_ptrace,-perfmon,-sys_admin,-sys_module,-sys_rawio,-net_admin,-sys_resource \\
   --inh-caps=-all chroot "$ROOT" /.longshore/agent/longshore-agent serve
 """
 

@@ -3,10 +3,15 @@ package execs
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
+	"io"
+	"maps"
 	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,6 +48,7 @@ type Request struct {
 	Stdin     []byte
 	StdinOpen bool
 	Caps      [2]int64
+	Offsets   [2]int64 // What the caller has seen already.
 }
 
 // CheckTimeout turns seconds into a duration. Refuses what is not positive.
@@ -60,9 +66,12 @@ func (r *Request) check() error {
 	if len(r.Argv) == 0 || r.Argv[0] == "" {
 		return faults.Invalid("command", "command is empty")
 	}
-	for index, name := range []string{"stdout_cap", "stderr_cap"} {
+	for index, name := range []string{"stdout", "stderr"} {
 		if r.Caps[index] < 0 || r.Caps[index] > maxCap {
-			return faults.Invalid(name, "%s is %d; it must be 0 to %d", name, r.Caps[index], maxCap)
+			return faults.Invalid(name+"_cap", "%s_cap is %d; it must be 0 to %d", name, r.Caps[index], maxCap)
+		}
+		if r.Offsets[index] < 0 {
+			return faults.Invalid(name+"_offset", "%s_offset is %d; it must not be negative", name, r.Offsets[index])
 		}
 	}
 	texts := append([]string{r.Dir, r.User}, r.Argv...)
@@ -75,17 +84,26 @@ func (r *Request) check() error {
 	return nil
 }
 
-func (r *Request) same(other *Request) bool {
-	if len(r.Env) != len(other.Env) {
-		return false
+// fingerprint covers what must be the same for the same id.
+func (r *Request) fingerprint() [sha256.Size]byte {
+	sum := sha256.New()
+	number := func(value int) { _ = binary.Write(sum, binary.BigEndian, int64(value)) }
+	text := func(value string) {
+		number(len(value))
+		_, _ = io.WriteString(sum, value)
 	}
-	for name, value := range r.Env {
-		if found, ok := other.Env[name]; !ok || found != value {
-			return false
-		}
+	number(len(r.Argv))
+	for _, argument := range r.Argv {
+		text(argument)
 	}
-	return slices.Equal(r.Argv, other.Argv) && r.Dir == other.Dir && r.User == other.User &&
-		string(r.Stdin) == string(other.Stdin) && r.StdinOpen == other.StdinOpen
+	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
+		text(name)
+		text(r.Env[name])
+	}
+	for _, value := range []string{r.Dir, r.User, string(r.Stdin), strconv.FormatBool(r.StdinOpen)} {
+		text(value)
+	}
+	return [sha256.Size]byte(sum.Sum(nil))
 }
 
 // Chunk is output at an offset of the raw stream.
@@ -106,22 +124,26 @@ type End struct {
 
 // Exec is one command, running or ended.
 type Exec struct {
-	request   Request
-	mutex     sync.Mutex
-	buffers   [2]*output.Buffer
-	changed   chan struct{}
-	started   chan struct{}
-	command   *process.Command
-	stdin     *os.File
-	input     atomic.Pointer[os.File] // The same, for who must not wait for a write.
-	feeding   sync.Mutex              // Holds stdin.
-	end       *End
-	failure   error
-	forgotten bool
+	id          string
+	fingerprint [sha256.Size]byte
+	overlapped  atomic.Bool // Another command ran meanwhile.
+	mutex       sync.Mutex
+	buffers     [2]*output.Buffer
+	changed     chan struct{}
+	started     chan struct{}
+	command     *process.Command
+	stdin       *os.File
+	input       atomic.Pointer[os.File] // The same, for who must not wait for a write.
+	feeding     sync.Mutex              // Holds stdin.
+	end         *End
+	failure     error
+	forgotten   bool
 }
 
-func newExec(request Request) *Exec {
-	exec := &Exec{request: request, changed: make(chan struct{}), started: make(chan struct{})}
+func newExec(request *Request) *Exec {
+	exec := &Exec{
+		id: request.ID, fingerprint: request.fingerprint(), changed: make(chan struct{}), started: make(chan struct{}),
+	}
 	for index, limit := range request.Caps {
 		if limit == 0 {
 			limit = output.DefaultCap
@@ -151,11 +173,11 @@ func (e *Exec) take(stream Stream, data []byte) {
 	}
 }
 
-// run starts the command and follows it to its end.
-func (e *Exec) run(settings *Settings) {
+// run starts the command and follows it to its end. The request is not kept, its input may be large.
+func (e *Exec) run(settings *Settings, request *Request) {
 	began := time.Now()
 	killsBefore := process.OOMKills()
-	drains, err := e.start(settings)
+	drains, err := e.start(settings, request)
 	var missing *process.NotStarted
 	if errors.As(err, &missing) {
 		e.take(Stderr, []byte(missing.Message))
@@ -167,7 +189,7 @@ func (e *Exec) run(settings *Settings) {
 		return
 	}
 	end := &End{}
-	end.TimedOut, err = e.wait()
+	end.TimedOut, err = e.wait(request.Timeout)
 	e.closeStdin()
 	for _, drain := range drains {
 		drain.Settle()
@@ -177,9 +199,14 @@ func (e *Exec) run(settings *Settings) {
 		return
 	}
 	end.Code, end.Signal = e.command.Status()
-	end.OOM = process.OOMKills() > killsBefore
+	end.OOM = process.OOMKills() > killsBefore && e.mayHaveLost(end.TimedOut)
 	end.Duration = time.Since(began)
 	e.finish(end, nil)
+}
+
+// mayHaveLost says whether what was killed for memory can be of this command: the counter is the whole container's.
+func (e *Exec) mayHaveLost(killedByUs bool) bool {
+	return !e.overlapped.Load() || (e.command.SawKill() && !killedByUs)
 }
 
 func (e *Exec) finish(end *End, failure error) {
@@ -199,8 +226,8 @@ func (e *Exec) finish(end *End, failure error) {
 	e.notify()
 }
 
-func (e *Exec) start(settings *Settings) ([]*process.Drain, error) {
-	spec, err := settings.spec(&e.request)
+func (e *Exec) start(settings *Settings, request *Request) ([]*process.Drain, error) {
+	spec, err := settings.spec(request)
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +248,7 @@ func (e *Exec) start(settings *Settings) ([]*process.Drain, error) {
 		}
 		drains, fds[index+1] = append(drains, drain), theirs
 	}
-	if fds[0], err = e.openStdin(); err != nil {
+	if fds[0], err = e.openStdin(len(request.Stdin) > 0 || request.StdinOpen); err != nil {
 		return nil, faults.New(faults.Unavailable, "no pipe for the command: %v", err)
 	}
 	command, err := settings.starter.Start(spec, fds)
@@ -233,11 +260,11 @@ func (e *Exec) start(settings *Settings) ([]*process.Drain, error) {
 	e.command = command
 	e.mutex.Unlock()
 	if e.input.Load() != nil {
-		fed := make(chan struct{})
+		fed, stdin, eof := make(chan struct{}), request.Stdin, !request.StdinOpen
 		go func() {
 			e.feeding.Lock()
 			close(fed) // Later writes queue behind this one.
-			e.write(e.request.Stdin, !e.request.StdinOpen)
+			e.write(stdin, eof)
 			e.feeding.Unlock()
 		}()
 		<-fed
@@ -246,8 +273,8 @@ func (e *Exec) start(settings *Settings) ([]*process.Drain, error) {
 	return drains, nil
 }
 
-func (e *Exec) openStdin() (int, error) {
-	if len(e.request.Stdin) == 0 && !e.request.StdinOpen {
+func (e *Exec) openStdin(wanted bool) (int, error) {
+	if !wanted {
 		return process.NoInput()
 	}
 	ours, theirs, err := process.Stdin()
@@ -284,8 +311,8 @@ func (e *Exec) closeStdin() {
 	e.feed(nil, true)
 }
 
-func (e *Exec) wait() (bool, error) {
-	timer := time.NewTimer(e.request.Timeout)
+func (e *Exec) wait(timeout time.Duration) (bool, error) {
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case <-e.command.Ended():
@@ -299,7 +326,7 @@ func (e *Exec) wait() (bool, error) {
 	case <-e.command.Ended():
 		return true, nil
 	case <-time.After(killWait):
-		return true, faults.New(faults.Unavailable, "exec %s did not end %v after it was killed", e.request.ID, killWait)
+		return true, faults.New(faults.Unavailable, "exec %s did not end %v after it was killed", e.id, killWait)
 	}
 }
 
@@ -330,7 +357,7 @@ func (e *Exec) look(offsets *[2]int64) ([]Chunk, <-chan struct{}, *End, error) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	if e.forgotten {
-		return nil, nil, nil, faults.New(faults.Conflict, "exec %s has ended and its output is no longer kept", e.request.ID)
+		return nil, nil, nil, faults.New(faults.Conflict, "exec %s has ended and its output is no longer kept", e.id)
 	}
 	var pieces []Chunk
 	for index, buffer := range e.buffers {
@@ -375,7 +402,7 @@ func (e *Exec) running(ctx context.Context) (*process.Command, error) {
 		if e.failure != nil {
 			return nil, e.failure
 		}
-		return nil, faults.New(faults.Conflict, "exec %s has ended", e.request.ID)
+		return nil, faults.New(faults.Conflict, "exec %s has ended", e.id)
 	}
 	return e.command, nil
 }

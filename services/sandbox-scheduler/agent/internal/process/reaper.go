@@ -2,6 +2,7 @@
 package process
 
 import (
+	"maps"
 	"os"
 	"os/signal"
 	"sync"
@@ -22,11 +23,14 @@ type Reaper struct {
 	statuses map[int]unix.WaitStatus
 	order    []int
 	waiting  map[int]chan unix.WaitStatus
+	kept     map[int]bool
 }
 
 // NewReaper starts reaping.
 func NewReaper() *Reaper {
-	reaper := &Reaper{statuses: map[int]unix.WaitStatus{}, waiting: map[int]chan unix.WaitStatus{}}
+	reaper := &Reaper{
+		statuses: map[int]unix.WaitStatus{}, waiting: map[int]chan unix.WaitStatus{}, kept: map[int]bool{},
+	}
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGCHLD)
 	go func() {
@@ -46,13 +50,20 @@ func (r *Reaper) reap() {
 	defer r.mutex.Unlock()
 	for {
 		var status unix.WaitStatus
-		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG|unix.WUNTRACED, nil)
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil || pid <= 0 {
 			return
 		}
+		if status.Stopped() {
+			if r.kept[pid] {
+				_ = unix.Kill(pid, unix.SIGCONT)
+			}
+			continue
+		}
+		delete(r.kept, pid)
 		if waiter, ok := r.waiting[pid]; ok {
 			delete(r.waiting, pid)
 			waiter <- status
@@ -66,13 +77,24 @@ func (r *Reaper) reap() {
 	}
 }
 
-// Start runs fork while nothing is reaped: a child's status is never taken before its pid is known.
+// Start runs fork while nothing is reaped: a child's status is never taken before its pid is known. If somebody stops
+// the process, it goes on at once.
 func (r *Reaper) Start(fork func() (int, error)) (int, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	pid, err := fork()
-	delete(r.statuses, pid) // Of an earlier process of this number.
+	if err == nil {
+		delete(r.statuses, pid) // Of an earlier process of this number.
+		r.kept[pid] = true
+	}
 	return pid, err
+}
+
+// Kept are the live processes that Start started.
+func (r *Reaper) Kept() map[int]bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return maps.Clone(r.kept)
 }
 
 // Status is how a process ended that is, or has become, a child of this one; false when that can't be known.

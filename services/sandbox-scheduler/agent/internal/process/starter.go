@@ -1,11 +1,17 @@
 package process
 
 import (
+	"errors"
+	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,6 +20,7 @@ import (
 
 const (
 	maxIdle       = 4
+	startWait     = 10 * time.Second
 	notFound      = 127
 	notExecutable = 126
 )
@@ -32,6 +39,7 @@ type Starter struct {
 	reaper *Reaper
 	mutex  sync.Mutex
 	idle   []*supervisor
+	live   map[*Command]bool
 }
 
 type supervisor struct {
@@ -41,7 +49,7 @@ type supervisor struct {
 
 // NewStarter starts a first supervisor ahead of the first command.
 func NewStarter(reaper *Reaper) *Starter {
-	starter := &Starter{reaper: reaper}
+	starter := &Starter{reaper: reaper, live: map[*Command]bool{}}
 	if first, err := starter.fresh(); err == nil {
 		starter.idle = append(starter.idle, first)
 	}
@@ -70,6 +78,26 @@ func (s *Starter) take() (*supervisor, error) {
 	return s.fresh()
 }
 
+// Live are the commands of which any process lives, in the background too.
+func (s *Starter) Live() []*Command {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return slices.Collect(maps.Keys(s.live))
+}
+
+// Own is how many processes are the agent's: itself and its supervisors.
+func (s *Starter) Own() int { return 1 + len(s.reaper.Kept()) }
+
+func (s *Starter) note(command *Command, live bool) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if live {
+		s.live[command] = true
+	} else {
+		delete(s.live, command)
+	}
+}
+
 func (s *Starter) giveBack(one *supervisor) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -88,6 +116,8 @@ type Command struct {
 	ended      chan struct{}
 	code       int
 	signal     int
+	sawKill    bool
+	orphaned   atomic.Bool // Its supervisor is gone.
 }
 
 // NotStarted says that there is no such program, as a shell would: exit code 127 or 126 and a line for stderr.
@@ -112,35 +142,90 @@ func (s *Starter) Start(spec Spec, fds [3]int) (*Command, error) {
 		return nil, err
 	}
 	asked := request{path, spec.Argv, spec.Env, spec.Dir, spec.Account.UID, spec.Account.GID, spec.Account.Groups, spec.MaxFile}
-	// A supervisor that the task has killed meanwhile is replaced once.
+	// A supervisor that the task has killed before is replaced once.
 	for attempt := 0; ; attempt++ {
 		one, err := s.take()
 		if err != nil {
 			return nil, err
 		}
-		answer, err := ask(one, asked, fds)
-		if err != nil {
-			_ = one.connection.Close()
-			if attempt == 0 {
-				continue
-			}
-			return nil, faults.New(faults.Unavailable, "the command's supervisor is gone: %v", err)
+		answer, unread, err := ask(one, asked, fds)
+		if err == nil {
+			return s.started(one, spec, answer)
 		}
-		if answer.Error != "" {
-			s.giveBack(one)
-			return nil, startError(spec, answer)
+		s.discard(one)
+		switch {
+		case unread && attempt == 0:
+		case errors.Is(err, io.EOF):
+			s.killStrays()
+			return killedCommand(), nil
+		default:
+			s.killStrays()
+			return nil, faults.New(faults.Unavailable, "the command's supervisor does not answer: %v", err)
 		}
-		command := &Command{pid: answer.Pid, supervisor: one, reaper: s.reaper, ended: make(chan struct{})}
-		go command.follow(s)
-		return command, nil
 	}
 }
 
-func ask(one *supervisor, asked request, fds [3]int) (reply, error) {
-	if err := send(one.connection, asked, fds[:]); err != nil {
-		return reply{}, err
+func (s *Starter) started(one *supervisor, spec Spec, answer reply) (*Command, error) {
+	if answer.Error != "" {
+		s.giveBack(one)
+		return nil, startError(spec, answer)
 	}
-	return readReply(one.connection)
+	command := &Command{pid: answer.Pid, supervisor: one, reaper: s.reaper, ended: make(chan struct{})}
+	s.note(command, true)
+	go command.follow(s)
+	return command, nil
+}
+
+// killedCommand is one that took its supervisor along before its pid was known, as `kill -9 -1` may.
+func killedCommand() *Command {
+	command := &Command{ended: make(chan struct{})}
+	command.finish(-1, int(unix.SIGKILL), true)
+	return command
+}
+
+func (s *Starter) discard(one *supervisor) {
+	_ = one.connection.Close()
+	// Its orphans come to the agent when it is gone.
+	for range killRounds {
+		if unix.Kill(one.pid, unix.SIGKILL) != nil {
+			return
+		}
+		time.Sleep(killPause)
+	}
+}
+
+// killStrays kills what lost supervisors left, unless a command that is followed accounts for it.
+func (s *Starter) killStrays() {
+	KillTree(func() []int {
+		left := strays(s.reaper.Kept(), nil)
+		for _, command := range s.Live() {
+			if command.orphaned.Load() {
+				own := Descendants(Table(), map[int]bool{command.pid: true}, map[int]bool{command.pid: true})
+				left = slices.DeleteFunc(left, func(pid int) bool {
+					return pid == command.pid || slices.Contains(own, pid)
+				})
+			}
+		}
+		return left
+	})
+}
+
+// strays are what killed supervisors leave: it comes to the agent, which has no other children but supervisors.
+func strays(kept, sessions map[int]bool) []int {
+	table := slices.DeleteFunc(Table(), func(entry Entry) bool { return kept[entry.Pid] })
+	return Descendants(table, map[int]bool{os.Getpid(): true}, sessions)
+}
+
+// ask also says, of a failure, whether the supervisor certainly did not read the request: only then may it be repeated.
+func ask(one *supervisor, asked request, fds [3]int) (answer reply, unread bool, err error) {
+	_ = one.connection.SetDeadline(time.Now().Add(startWait))
+	if err := send(one.connection, asked, fds[:]); err != nil {
+		return reply{}, true, err
+	}
+	if answer, err = readReply(one.connection); err != nil {
+		return reply{}, errors.Is(err, unix.ECONNRESET), err
+	}
+	return answer, false, one.connection.SetDeadline(time.Time{})
 }
 
 func startError(spec Spec, answer reply) error {
@@ -193,15 +278,16 @@ func valueOf(env []string, name string) string {
 }
 
 func (c *Command) follow(starter *Starter) {
+	defer starter.note(c, false)
 	for {
 		answer, err := readReply(c.supervisor.connection)
 		if err != nil {
+			c.orphaned.Store(true)
 			c.lost()
 			return
 		}
 		if answer.Exited {
-			c.code, c.signal = answer.Code, answer.Signal
-			close(c.ended)
+			c.finish(answer.Code, answer.Signal, answer.SawKill)
 		}
 		if answer.Idle {
 			starter.giveBack(c.supervisor)
@@ -210,21 +296,31 @@ func (c *Command) follow(starter *Starter) {
 	}
 }
 
+func (c *Command) finish(code, signal int, sawKill bool) {
+	c.code, c.signal, c.sawKill = code, signal, sawKill
+	close(c.ended)
+}
+
+func (c *Command) isEnded() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // lost: somebody in the sandbox killed the supervisor. Its command is ours now, or has ended unseen.
 func (c *Command) lost() {
 	_ = c.supervisor.connection.Close()
-	select {
-	case <-c.ended:
+	if c.isEnded() {
 		return
-	default:
 	}
-	status, known := c.reaper.Status(c.pid, nil)
-	if known {
-		c.code, c.signal = ended(status)
-	} else {
-		c.code, c.signal = -1, int(unix.SIGKILL)
+	code, signal := -1, int(unix.SIGKILL)
+	if status, known := c.reaper.Status(c.pid, nil); known {
+		code, signal = ended(status)
 	}
-	close(c.ended)
+	c.finish(code, signal, diedOfKill(code, signal))
 }
 
 // Ended is closed when the command itself has ended.
@@ -233,12 +329,27 @@ func (c *Command) Ended() <-chan struct{} { return c.ended }
 // Status is the exit code, or -1 and the signal; once Ended.
 func (c *Command) Status() (code, signal int) { return c.code, c.signal }
 
-// Signal signals the command itself, not its children.
-func (c *Command) Signal(number int) error { return signalOf(c.pid, number) }
+// SawKill says whether the command or an orphan of it died of SIGKILL, or a shell said so by 137; once Ended.
+func (c *Command) SawKill() bool { return c.sawKill }
 
-// Tree lists the command and all that descends from it, zombies left out.
+// Signal signals the command itself, not its children.
+func (c *Command) Signal(number int) error {
+	if c.isEnded() {
+		return nil
+	}
+	return signalOf(c.pid, number)
+}
+
+// Tree lists the command and all that descends from it, what has ended left out.
 func (c *Command) Tree() []int {
-	return Descendants(Table(), map[int]bool{c.supervisor.pid: true}, map[int]bool{c.pid: true})
+	sessions := map[int]bool{}
+	if !c.isEnded() {
+		sessions[c.pid] = true
+	}
+	if !c.orphaned.Load() {
+		return Descendants(Table(), map[int]bool{c.supervisor.pid: true}, sessions)
+	}
+	return strays(c.reaper.Kept(), sessions)
 }
 
 // KillTree kills the command and all that descends from it; false when it forks too fast.

@@ -8,7 +8,9 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +22,10 @@ const SuperviseVerb = "supervise"
 const (
 	socketFD     = 3
 	maxRequest   = 16 << 20
-	oomScore     = "500" // Commands die before the agent when memory runs out.
+	oomScore     = 500 // Commands die before the agent when memory runs out.
+	oomScoreStep = 50
+	oomScoreMax  = 1000
+	killedStatus = 128 + int(unix.SIGKILL) // How a shell says that what it ran was killed.
 	noSuchChild  = -1
 	startFailure = "start"
 )
@@ -44,9 +49,11 @@ type reply struct {
 	Exited bool
 	Code   int
 	Signal int
-	Idle   bool
-	Error  string
-	Errno  int
+	// Whether it, or an orphan of it, died of SIGKILL.
+	SawKill bool
+	Idle    bool
+	Error   string
+	Errno   int
 }
 
 // Supervise is the life of a supervisor process: commands from the socket, one after the other. Returns at its end.
@@ -55,7 +62,10 @@ func Supervise() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("subreaper: %w", err)
 	}
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte(oomScore), 0o600)
+	raiseOOMScore()
+	// The agent's own priority, if it has one, is not its commands'. Children are forked on this thread.
+	runtime.LockOSThread()
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 0)
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 	connection, err := connectionOf(os.NewFile(socketFD, "agent"))
 	if err != nil {
@@ -72,6 +82,19 @@ func Supervise() error {
 		if err := superviseOne(connection, asked, fds); err != nil {
 			return err
 		}
+	}
+}
+
+func raiseOOMScore() {
+	const path = "/proc/self/oom_score_adj"
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return
+	}
+	own, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err == nil {
+		score := min(max(oomScore, own+oomScoreStep), oomScoreMax)
+		_ = os.WriteFile(path, []byte(strconv.Itoa(score)), 0o600)
 	}
 }
 
@@ -95,6 +118,7 @@ func superviseOne(connection *net.UnixConn, asked request, fds []int) error {
 }
 
 func waitForAll(connection *net.UnixConn, main int) error {
+	sawKill := false
 	for {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(-1, &status, 0, nil)
@@ -107,9 +131,10 @@ func waitForAll(connection *net.UnixConn, main int) error {
 		if err != nil {
 			return err
 		}
+		code, signal := ended(status)
+		sawKill = sawKill || diedOfKill(code, signal)
 		if pid == main {
-			answer := reply{Exited: true}
-			answer.Code, answer.Signal = ended(status)
+			answer := reply{Exited: true, Code: code, Signal: signal, SawKill: sawKill}
 			if err := send(connection, answer, nil); err != nil {
 				return err
 			}
@@ -125,13 +150,14 @@ func ended(status unix.WaitStatus) (code, signal int) {
 	return status.ExitStatus(), 0
 }
 
+func diedOfKill(code, signal int) bool { return signal == int(unix.SIGKILL) || code == killedStatus }
+
 func forkExec(asked request, fds []int) (int, error) {
 	if len(fds) != 3 {
 		return noSuchChild, fmt.Errorf("%d descriptors instead of 3", len(fds))
 	}
 	if asked.MaxFile > 0 {
-		limit := unix.Rlimit{Cur: asked.MaxFile, Max: asked.MaxFile}
-		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
+		if err := limitFile(asked.MaxFile); err != nil {
 			return noSuchChild, err
 		}
 	}
@@ -145,6 +171,16 @@ func forkExec(asked request, fds []int) (int, error) {
 		Files: []uintptr{uintptr(fds[0]), uintptr(fds[1]), uintptr(fds[2])},
 		Sys:   attributes,
 	})
+}
+
+// limitFile keeps a lower limit that the container itself has.
+func limitFile(size uint64) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
+		return err
+	}
+	size = min(size, limit.Max)
+	return unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: size, Max: size})
 }
 
 func connectionOf(file *os.File) (*net.UnixConn, error) {

@@ -9,28 +9,43 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const killRounds = 200
+const (
+	killRounds = 200
+	killPause  = 2 * time.Millisecond
+)
 
 // Entry is a process as /proc shows it.
 type Entry struct {
 	Pid, Parent, Session int
-	State                byte
+	Ended                bool
 }
 
-// Table lists all processes of this pid namespace.
-func Table() []Entry {
+// Count is how many processes this pid namespace has; cheaper than Table.
+func Count() int { return len(pids()) }
+
+func pids() []int {
 	folder, err := os.Open("/proc")
 	if err != nil {
 		return nil
 	}
 	defer folder.Close()
 	names, _ := folder.Readdirnames(-1)
-	found := make([]Entry, 0, len(names))
+	found := make([]int, 0, len(names))
 	for _, name := range names {
 		if pid, err := strconv.Atoi(name); err == nil {
-			if entry, ok := entryOf(pid); ok {
-				found = append(found, entry)
-			}
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+// Table lists all processes of this pid namespace.
+func Table() []Entry {
+	all := pids()
+	found := make([]Entry, 0, len(all))
+	for _, pid := range all {
+		if entry, ok := entryOf(pid); ok {
+			found = append(found, entry)
 		}
 	}
 	return found
@@ -41,15 +56,22 @@ func entryOf(pid int) (Entry, bool) {
 	if err != nil {
 		return Entry{}, false
 	}
+	return parseStat(pid, raw)
+}
+
+func parseStat(pid int, raw []byte) (Entry, bool) {
 	// The name may hold blanks and brackets; what follows the last bracket does not.
-	close := bytes.LastIndexByte(raw, ')')
-	fields := bytes.Fields(raw[close+1:])
-	if close < 0 || len(fields) < 4 {
+	bracket := bytes.LastIndexByte(raw, ')')
+	fields := bytes.Fields(raw[bracket+1:])
+	if bracket < 0 || len(fields) < 18 {
 		return Entry{}, false
 	}
 	parent, _ := strconv.Atoi(string(fields[1]))
 	session, _ := strconv.Atoi(string(fields[3]))
-	return Entry{pid, parent, session, fields[0][0]}, true
+	threads, _ := strconv.Atoi(string(fields[17]))
+	state := fields[0][0]
+	// A leader that ended while other threads live looks like a zombie, with more than one thread.
+	return Entry{pid, parent, session, (state == 'Z' || state == 'X') && threads <= 1}, true
 }
 
 // Descendants are the live processes below the roots, and those of the sessions, roots themselves left out.
@@ -65,7 +87,7 @@ func Descendants(table []Entry, roots, sessions map[int]bool) []int {
 		}
 		seen[entry.Pid] = true
 		open = append(open, entry.Pid)
-		if entry.State != 'Z' && entry.State != 'X' {
+		if !entry.Ended {
 			found = append(found, entry.Pid)
 		}
 	}
@@ -101,7 +123,7 @@ func KillTree(list func() []int) bool {
 		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(killPause)
 	}
 	return len(list()) == 0
 }
@@ -111,7 +133,7 @@ func KillTree(list func() []int) bool {
 func KillAll() int {
 	count := 0
 	for _, entry := range Table() {
-		if entry.Pid != 1 && entry.State != 'Z' {
+		if entry.Pid != 1 && !entry.Ended {
 			count++
 		}
 	}
@@ -125,7 +147,7 @@ func KillAll() int {
 		if len(Descendants(Table(), map[int]bool{1: true}, nil)) == 0 {
 			break
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(killPause)
 	}
 	return count
 }

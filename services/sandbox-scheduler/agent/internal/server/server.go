@@ -65,15 +65,16 @@ func (a *Agent) Exec(request *agentv1.ExecRequest, stream grpc.ServerStreamingSe
 	if err != nil {
 		return err
 	}
+	offsets := [2]int64{request.StdoutOffset, request.StderrOffset}
 	exec, err := a.table.StartOrFind(execs.Request{
 		ID: request.ExecId, Argv: request.Command, Env: request.Env, Dir: request.Cwd, User: request.User,
 		Timeout: timeout, Stdin: request.Stdin, StdinOpen: request.StdinOpen,
-		Caps: [2]int64{request.StdoutCap, request.StderrCap},
+		Caps: [2]int64{request.StdoutCap, request.StderrCap}, Offsets: offsets,
 	})
 	if err != nil {
 		return err
 	}
-	return exec.Attach(stream.Context(), [2]int64{request.StdoutOffset, request.StderrOffset},
+	return exec.Attach(stream.Context(), offsets,
 		func(chunk execs.Chunk) error {
 			output := &agentv1.Output{Stream: streams[chunk.Stream], Offset: chunk.Offset, Data: chunk.Data}
 			return stream.Send(&agentv1.ExecResponse{Event: &agentv1.ExecResponse_Output{Output: output}})

@@ -21,7 +21,6 @@ const (
 // Tokens checks who calls: the scheduler signs, the agent knows the public key only.
 type Tokens struct {
 	key      ed25519.PublicKey
-	sandbox  string
 	instance string
 	parser   *jwt.Parser
 }
@@ -32,11 +31,15 @@ func NewTokens(publicKey, sandbox, instance string) (*Tokens, error) {
 	if err != nil || len(key) != keyBytes {
 		return nil, faults.Invalid("LONGSHORE_AGENT_PUBLIC_KEY", "the public key must be the base64 of %d bytes", keyBytes)
 	}
+	if sandbox == "" || instance == "" {
+		return nil, faults.Invalid("LONGSHORE_AGENT_SANDBOX_ID",
+			"LONGSHORE_AGENT_SANDBOX_ID and LONGSHORE_AGENT_INSTANCE must say whose tokens are taken")
+	}
 	parser := jwt.NewParser(
 		jwt.WithValidMethods([]string{"EdDSA"}), jwt.WithIssuer(issuer), jwt.WithAudience(audience),
 		jwt.WithExpirationRequired(), jwt.WithSubject(sandbox), jwt.WithLeeway(0),
 	)
-	return &Tokens{key, sandbox, instance, parser}, nil
+	return &Tokens{key, instance, parser}, nil
 }
 
 type claims struct {
@@ -48,7 +51,7 @@ type claims struct {
 func (t *Tokens) Check(ctx context.Context) error {
 	var found claims
 	_, err := t.parser.ParseWithClaims(bearer(ctx), &found, func(*jwt.Token) (any, error) { return t.key, nil })
-	if err != nil || found.Instance != t.instance || t.sandbox == "" {
+	if err != nil || found.Instance != t.instance {
 		return faults.New(faults.PermissionDenied, "the token is not one for this sandbox, or has expired")
 	}
 	return nil
