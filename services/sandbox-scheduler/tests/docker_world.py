@@ -25,6 +25,8 @@ ENGINE = "LONGSHORE_TEST_ENGINE"
 BASE = "longshore/base"
 _BASE_LABEL = "longshore.dev/base"
 _ULIMIT = 16384
+ULIMITS = [{"Name": name, "Soft": _ULIMIT, "Hard": _ULIMIT} for name in ("nofile", "nproc")]
+"""An engine that runs in a container itself may not raise limits to its own defaults."""
 
 
 def require_engine() -> EngineOptions:
@@ -85,8 +87,7 @@ async def start_docker_world(
     options = require_engine()
     async with open_engine(options) as api:
         await ensure_base(api, cache_dir)
-    # An engine that runs in a container itself may not raise limits to its own defaults.
-    host = {"Ulimits": [{"Name": name, "Soft": _ULIMIT, "Hard": _ULIMIT} for name in ("nofile", "nproc")]}
+    host = {"Ulimits": ULIMITS}
     settings = DockerSettings(engine=options, agent_binary=BINARY, host=host, **(docker or {}))
     async with start_world(data_dir, cache_dir, runtime="docker", docker=settings, **changes) as world:
         yield world

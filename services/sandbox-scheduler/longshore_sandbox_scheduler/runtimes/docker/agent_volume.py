@@ -34,19 +34,20 @@ class AgentVolume:
         self.name = f"longshore-agent-{digest[:24]}"
         self.helpers: set[str] = set()
         """Containers that are there only to fill it."""
-        self._filled = False
+        self.filled = False
+        """It has been, by this process."""
         self._lock = asyncio.Lock()
 
     async def ensure(self, image: str) -> None:
         """It is there, whole. image: any that the engine has. Raises EngineError."""
         async with self._lock:
-            if not self._filled:
+            if not self.filled:
                 await self._fill(image)
-                self._filled = True
+                self.filled = True
 
     def doubt(self) -> None:
         """A sandbox did not start: perhaps somebody removed it."""
-        self._filled = False
+        self.filled = False
 
     async def _fill(self, image: str) -> None:
         wanted = {"Name": self.name, "Labels": labels(self._owner, AGENT_VOLUME)}

@@ -83,5 +83,6 @@ async def assemble(
         clock,
         containers,
         settings.start,
+        data_dir,
     )
     return DockerParts(api, runtime)

@@ -6,7 +6,8 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from longshore_common.clock import Clock
@@ -23,7 +24,6 @@ from longshore_sandbox_scheduler.domain.runtime import (
 )
 from longshore_sandbox_scheduler.runtimes.docker.agent_volume import AgentVolume
 from longshore_sandbox_scheduler.runtimes.docker.container_spec import (
-    AGENT_VOLUME,
     OWNER,
     ContainerOptions,
     container_of,
@@ -31,14 +31,16 @@ from longshore_sandbox_scheduler.runtimes.docker.container_spec import (
 from longshore_sandbox_scheduler.runtimes.docker.ends import create_error, end_of
 from longshore_sandbox_scheduler.runtimes.docker.engine_api import EngineApi, EngineError
 from longshore_sandbox_scheduler.runtimes.docker.engine_events import EngineEvents, EngineWatch
+from longshore_sandbox_scheduler.runtimes.docker.exec_carrier import demultiplexed
 from longshore_sandbox_scheduler.runtimes.docker.images import DockerImages
+from longshore_sandbox_scheduler.runtimes.folder_lock import FolderLock
 from longshore_sandbox_scheduler.runtimes.pod.agent_prober import AgentProber
-from longshore_sandbox_scheduler.runtimes.pod.placement import COMPONENT
 from longshore_sandbox_scheduler.runtimes.tunnels import Tunnels
 
 log = get_logger(__name__)
 
 _MB = 1024 * 1024
+_LAST_LINES = 5
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class DockerSandbox:
         self.ended: asyncio.Future[SandboxEnd] = asyncio.get_running_loop().create_future()
         self.measured_at = float("-inf")
         self._runtime = runtime
+        self._access: RemoteAgent | None = None
 
     @property
     def node(self) -> str:
@@ -78,7 +81,10 @@ class DockerSandbox:
 
     @property
     def access(self) -> RemoteAgent:
-        return self._runtime.way_in(self.sandbox_id, self.instance)
+        # Kept: one that has ended must not open a tunnel again.
+        if self._access is None:
+            self._access = self._runtime.way_in(self.sandbox_id, self.instance)
+        return self._access
 
     async def usage_over_limit(self) -> str | None:
         return await self._runtime.storage_over_limit(self)
@@ -112,6 +118,7 @@ class DockerRuntime:
         clock: Clock,
         containers: ContainerOptions,
         options: DockerRuntimeOptions,
+        data_dir: Path,
     ) -> None:
         self._api = api
         self._images = images
@@ -121,6 +128,8 @@ class DockerRuntime:
         self._clock = clock
         self._containers = containers
         self._options = options
+        self._data_dir = data_dir
+        self._lock = FolderLock(data_dir / ".docker-lock")
         self._running: dict[str, DockerSandbox] = {}
         self._starting: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -149,11 +158,14 @@ class DockerRuntime:
         return len(self._running.keys() | self._starting)
 
     async def start(self) -> None:
+        """Raises Unavailable without an engine, Conflict when another scheduler uses the data folder."""
+        self._lock.take(self._data_dir)
         try:
             found = await self._api.connect()
             if self._containers.public_network:
                 await self._api.call("GET", f"/networks/{self._containers.public_network}")
         except EngineError as error:
+            self._lock.release()
             raise Unavailable(
                 f"the container engine cannot be used: {error.message}; start it, or set docker.engine.host or "
                 "DOCKER_HOST",
@@ -174,11 +186,19 @@ class DockerRuntime:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._tunnels.close()
+        if self._volume.filled:
+            await self._remove_volume(self._volume.name)
+        self._lock.release()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("work of the docker runtime broke off", error=repr(task.exception()))
 
     def way_in(self, sandbox_id: str, instance: str) -> RemoteAgent:
         """The way to the agent of a container."""
@@ -240,7 +260,7 @@ class DockerRuntime:
         sandbox = self._running.get(sandbox_id)
         if sandbox is None or sandbox.instance != instance:
             return SandboxEnd(EndReason.LOST, "its scheduler process ended")
-        return sandbox
+        return sandbox.ended.result() if sandbox.ended.done() else sandbox
 
     # -- ends
 
@@ -261,8 +281,21 @@ class DockerRuntime:
                 raise
             found = None
         end = end_of(found)
-        if end is not None and sandbox.end(end):
+        if end is None or sandbox.ended.done():
+            return
+        if end.reason is EndReason.LOST and (said := await self._last_words(sandbox)):
+            end = replace(end, detail=f"{end.detail}: {said}")
+        if sandbox.end(end):
             self._spawn(self.remove(sandbox.sandbox_id))
+
+    async def _last_words(self, sandbox: DockerSandbox) -> str:
+        """Of the agent: why it did not start."""
+        params = {"stdout": "1", "stderr": "1", "tail": str(_LAST_LINES)}
+        try:
+            raw = await self._api.read(f"/containers/{sandbox.container_id}/logs", params)
+        except EngineError:
+            return ""
+        return demultiplexed(raw).decode(errors="replace").strip()
 
     def _engine_lost(self, why: str) -> None:
         for sandbox in list(self._running.values()):
@@ -302,9 +335,9 @@ class DockerRuntime:
     async def sweep(self, keep: Collection[str], dry_run: bool = False) -> Sequence[Removed]:
         """All of this owner's containers are of this process or of one that has ended."""
         kept = {*self._running, *self._starting, *self._volume.helpers}
-        filters = json.dumps({"label": [f"{OWNER}={self._containers.owner}"]})
+        answer = await self._api.call("GET", "/containers/json", params={"all": "1", "filters": self._filters()})
         found = []
-        for one in await self._api.call("GET", "/containers/json", params={"all": "1", "filters": filters}):
+        for one in self._ours(answer):
             name = str(one["Names"][0]).lstrip("/")
             if name not in kept:
                 found.append(Removed("container", name, "no sandbox of this scheduler"))
@@ -312,11 +345,17 @@ class DockerRuntime:
                     await self.remove(name)
         return [*found, *await self._sweep_volumes(dry_run)]
 
+    def _filters(self) -> str:
+        return json.dumps({"label": [f"{OWNER}={self._containers.owner}"]})
+
+    def _ours(self, objects: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
+        """Checked again: what engines make of several filters differs, and another scheduler's must not go."""
+        return [one for one in objects or () if (one.get("Labels") or {}).get(OWNER) == self._containers.owner]
+
     async def _sweep_volumes(self, dry_run: bool) -> list[Removed]:
         """Of agents that this scheduler no longer brings."""
-        labels = [f"{OWNER}={self._containers.owner}", f"{COMPONENT}={AGENT_VOLUME}"]
-        answer = await self._api.call("GET", "/volumes", params={"filters": json.dumps({"label": labels})})
-        old = [str(one["Name"]) for one in answer.get("Volumes") or () if one["Name"] != self._volume.name]
+        answer = await self._api.call("GET", "/volumes", params={"filters": self._filters()})
+        old = [str(one["Name"]) for one in self._ours(answer.get("Volumes")) if one["Name"] != self._volume.name]
         removed = []
         for name in old:
             if dry_run or await self._remove_volume(name):
@@ -327,6 +366,6 @@ class DockerRuntime:
         try:
             await self._api.call("DELETE", f"/volumes/{name}")
         except EngineError as error:
-            log.info("an old agent volume stays", name=name, error=error.message)
+            log.info("an agent volume stays", name=name, error=error.message)
             return False
         return True

@@ -156,9 +156,8 @@ class EngineApi:
         return found
 
     async def ping(self) -> None:
-        """Whether it answers."""
-        async with self._asking("GET", "/_ping", {}, timeout_s=self._timeout_s) as reply:
-            await reply.read()
+        """Raises EngineError when it does not answer."""
+        await self.read("/_ping", {})
 
     async def call(
         self,
@@ -173,6 +172,11 @@ class EngineApi:
         async with self._asking(method, path, params or {}, body, tar, self._timeout_s) as reply:
             raw = await reply.read()
             return json.loads(raw) if raw and reply.content_type == "application/json" else None
+
+    async def read(self, path: str, params: Mapping[str, str]) -> bytes:
+        """The bytes of an answer."""
+        async with self._asking("GET", path, params, timeout_s=self._timeout_s) as reply:
+            return await reply.read()
 
     async def head(self, path: str, params: Mapping[str, str]) -> Mapping[str, str]:
         """The headers of an answer."""

@@ -92,3 +92,13 @@ async def _carry_down(engine: asyncio.StreamReader, writer: asyncio.StreamWriter
                     said += data
     if said:
         raise BrokenTunnel(bytes(said[:_KEPT_ERROR_BYTES]).decode(errors="replace").strip())
+
+
+def demultiplexed(raw: bytes) -> bytes:
+    """The data of all whole frames, both streams together."""
+    found, at = bytearray(), 0
+    while at + _HEAD <= len(raw):
+        size = int.from_bytes(raw[at + 4 : at + _HEAD], "big")
+        found += raw[at + _HEAD : at + _HEAD + size]
+        at += _HEAD + size
+    return bytes(found)
