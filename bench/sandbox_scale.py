@@ -120,7 +120,7 @@ async def measure(world: World, api: KubeApi, name: str, results: Results) -> No
         return left == 0, left
 
     try:
-        await settled("left", world, gone, 120.0)
+        await settled("left", world, gone, 600.0)
     except TimeoutError:
         say("bench: some pods are still there")
     results.shown("scale_pods", len(claimed), "")

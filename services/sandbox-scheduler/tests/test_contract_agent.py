@@ -240,6 +240,11 @@ async def test_one_gibibyte_of_output(agent_world: World) -> None:
     assert (result.exit_code, result.stdout.total, result.stdout.truncated) == (0, 1 << 30, True)
 
 
+async def test_negative_offsets_are_refused(raw: Raw) -> None:
+    with pytest.raises(InvalidSpec, match="offset"):
+        await raw.exec(exec_id="n", command=["true"], stdout_offset=-1)
+
+
 @pytest.mark.smoke
 async def test_retry_with_the_same_id_runs_once_swe_rex_request_cache(raw: Raw) -> None:
     command = ["sh", "-c", "echo x >> /app/f; cat /app/f; echo n >&2"]
@@ -449,6 +454,8 @@ async def test_tar_replaces_a_folder_of_the_image(agent_world: World) -> None:
         [("ok", b"x"), ("out", (tarfile.SYMTYPE, "../../etc/passwd"))],
         [("abs", (tarfile.SYMTYPE, "/etc/passwd"))],
         [("dir", (tarfile.SYMTYPE, "sub")), ("dir/x", b"x")],
+        [("a", (tarfile.SYMTYPE, ".")), ("a/x", (tarfile.SYMTYPE, "../evil")), ("x/f", b"x")],
+        [("a/b/l", (tarfile.SYMTYPE, "../..")), ("x", (tarfile.SYMTYPE, "a/b/l/.."))],
         [("dev", (tarfile.CHRTYPE, ""))],
         [("fifo", (tarfile.FIFOTYPE, ""))],
         [("hard", (tarfile.LNKTYPE, "/etc/passwd"))],

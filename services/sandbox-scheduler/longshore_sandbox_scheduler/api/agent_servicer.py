@@ -119,6 +119,9 @@ class Hosted:
 
 
 async def _exec(way: Hosted, request: agent_pb2.ExecRequest) -> AsyncIterator[agent_pb2.ExecResponse]:
+    for name, offset in (("stdout_offset", request.stdout_offset), ("stderr_offset", request.stderr_offset)):
+        if offset < 0:
+            raise InvalidSpec(f"{name} is {offset}; it must not be negative", field=name)
     exec_ = way.execs.start_or_find(_spec(request))
     async for item in exec_.attach(request.stdout_offset, request.stderr_offset):
         yield _output(item) if isinstance(item, Output) else _exited(item)

@@ -128,14 +128,29 @@ def _checked_members(source: BinaryIO) -> tuple[list[tarfile.TarInfo], tarfile.T
         entry = PurePosixPath(member.name)
         if entry.is_absolute() or ".." in entry.parts:
             raise Refused("invalid", f"tar entry {member.name!r} leaves the folder")
-        if links.intersection((entry, *entry.parents)) and not (member.issym() and entry not in links):
+        if links.intersection((entry, *entry.parents)):
             raise Refused("invalid", f"tar entry {member.name!r} lies behind a link of the same tar")
         if member.issym():
             _check_link(entry, member.linkname)
             links.add(entry)
         elif not (member.isreg() or member.isdir()):
             raise Refused("invalid", f"tar entry {member.name!r} is a device, fifo or hard link")
+    for member in members:
+        if member.issym():
+            _refuse_detour(PurePosixPath(member.name), member.linkname, links)
     return members, tar
+
+
+def _refuse_detour(entry: PurePosixPath, target: str, links: set[PurePosixPath]) -> None:
+    """A ".." behind another link of the tar leads wherever that one leads, not where the text says."""
+    at = entry.parent
+    for part in PurePosixPath(target).parts:
+        if part == "..":
+            if links.intersection((at, *at.parents)):
+                raise Refused("invalid", f"tar link {str(entry)!r} -> {target!r} goes up behind another link")
+            at = at.parent
+        else:
+            at = at / part
 
 
 def _check_link(entry: PurePosixPath, target: str) -> None:
