@@ -43,7 +43,7 @@ class Tunnels:
     def __init__(self, carry: Carry) -> None:
         self._carry = carry
         # Only we may pass: who reaches the socket still needs a token, but need not try.
-        self._folder = Path(tempfile.mkdtemp(prefix="longshore-tunnel-"))
+        self._folder: Path | None = None
         self._tunnels: dict[str, _Tunnel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -56,6 +56,8 @@ class Tunnels:
 
     def _listen(self, sandbox_id: str, instance: str) -> _Tunnel:
         # Paths of sockets are short.
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="longshore-tunnel-"))
         path = self._folder / hashlib.sha256(instance.encode()).hexdigest()[:24]
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(os.fspath(path))
@@ -104,7 +106,8 @@ class Tunnels:
         for instance in list(self._tunnels):
             self.forget(instance)
         await asyncio.gather(*self._closing)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 async def close_writer(writer: asyncio.StreamWriter) -> None:
