@@ -185,8 +185,8 @@ class Ground:
 _FETCH = """
 proxy=${HTTP_PROXY#http://}
 for again in 1 2 3 4 5 6 7 8; do
-  answer=$( (busybox printf 'GET %s HTTP/1.0\\r\\n\\r\\n' "$1"; busybox sleep 1) |
-    busybox nc -w 3 "${proxy%:*}" "${proxy##*:}" 2>&1)
+  answer=$( (busybox printf 'GET %s HTTP/1.0\\r\\n\\r\\n' "$1"; busybox sleep 3) |
+    busybox nc -w 5 "${proxy%:*}" "${proxy##*:}" 2>&1)
   case $answer in *longshore-egress*) echo "$answer"; exit ;; esac
 done
 echo "no answer: $answer"
