@@ -29,12 +29,10 @@ CALLS = Counter(
 
 Object = dict[str, Any]
 
-__all__ = ["APPLY_PATCH", "MERGE_PATCH", "STRATEGIC_PATCH", "Expired", "KubeApi", "KubeError", "KubeOptions", "Page"]
+__all__ = ["MERGE_PATCH", "Expired", "KubeApi", "KubeError", "KubeOptions", "Page"]
 
 MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
 
 _EXEC_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _ATTEMPTS = 4

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi, Object
+from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi
 from longshore_sandbox_scheduler.runtimes.pod.kube_errors import KubeError, as_domain_error
 
 T = TypeVar("T")
@@ -50,15 +49,6 @@ class KubeObjects:
 
     async def delete(self, kind: str, name: str, *, resource_version: str = "", grace_s: int | None = None) -> bool:
         return await _mapped(self._api.delete(kind, self.namespace, name, version=resource_version, grace_s=grace_s))
-
-    async def list_with_version(self, kind: str, selector: str) -> tuple[builtins.list[Object], str]:
-        """All objects of the namespace, and the version of the cluster they show. Raises Expired, KubeError."""
-        page = await self._api.list(kind, self.namespace, selector)
-        return page.items, page.version
-
-    def watch(self, kind: str, selector: str, resource_version: str) -> AsyncIterator[Object]:
-        """As `KubeApi.watch`."""
-        return self._api.watch(kind, self.namespace, selector, resource_version)
 
     async def log(self, kind: str, name: str) -> str:
         return await _mapped(self._api.log(self.namespace, name))
