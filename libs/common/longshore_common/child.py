@@ -14,21 +14,33 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from longshore_common.errors import Unavailable
 
 _GUARD = Path(__file__).with_name("child_guard.py")
+_KEPT_LINES = 200
+_READ_BYTES = 65536
+_LONGEST_LINE = 16384
+_DRAIN_S = 2.0
 
 
 class Child:
     """A running child; see `spawn`."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        log_path: Path | None,
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
         self.name = name
         self._process = process
         self.log_path = log_path
+        self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._reader = asyncio.create_task(self._read(on_line)) if on_line is not None else None
 
     @property
     def pid(self) -> int:
@@ -42,7 +54,11 @@ class Child:
 
     async def wait(self) -> int:
         """Waits for its end; gives its exit status (negative: the signal)."""
-        return await self._process.wait()
+        status = await self._process.wait()
+        if self._reader is not None:
+            # What it said last is why it ended.
+            await asyncio.wait([self._reader], timeout=_DRAIN_S)
+        return status
 
     async def stop(self, grace_s: float = 5.0) -> int:
         """Asks it to end (SIGTERM), kills it and all its descendants after grace_s seconds; gives its exit status."""
@@ -60,14 +76,34 @@ class Child:
                         await self._process.wait()
                 except TimeoutError:
                     self._process.kill()
-        return await self._process.wait()
+        return await self.wait()
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its log file; empty without one."""
+        """The last lines of its output; empty when it goes to our stderr."""
+        if self._reader is not None:
+            return "".join(f"{line}\n" for line in list(self._kept)[-lines:])
         if self.log_path is None or not self.log_path.exists():
             return ""
         with self.log_path.open(errors="replace") as file:
             return "".join(deque(file, maxlen=lines))
+
+    async def _read(self, on_line: Callable[[str], None]) -> None:
+        assert self._process.stdout is not None
+        pending = b""
+        while data := await self._process.stdout.read(_READ_BYTES):
+            # Progress bars end their lines with carriage returns.
+            *lines, pending = (pending + data).replace(b"\r", b"\n").split(b"\n")
+            if len(pending) > _LONGEST_LINE:
+                lines, pending = [*lines, pending], b""
+            for line in lines:
+                self._line(line, on_line)
+        self._line(pending, on_line)
+
+    def _line(self, raw: bytes, on_line: Callable[[str], None]) -> None:
+        text = raw.decode(errors="replace").rstrip()
+        if text:
+            self._kept.append(text)
+            on_line(text)
 
 
 async def spawn(
@@ -76,8 +112,9 @@ async def spawn(
     env: Mapping[str, str] | None = None,
     log_path: Path | None = None,
     cwd: Path | None = None,
+    on_line: Callable[[str], None] | None = None,
 ) -> Child:
-    """Starts argv; its output is appended to log_path (none: our stderr).
+    """Starts argv; its output is appended to log_path (none: our stderr), or given to on_line, line by line.
 
     Must be called from the main thread's event loop: the death signal follows the spawning thread.
 
@@ -85,13 +122,14 @@ async def spawn(
         Unavailable: the program cannot be started.
     """
     guard = [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), *argv]
-    output = _open_log(log_path)
+    output = _open_log(log_path) if on_line is None else None
+    stream = output if on_line is None else subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
             *guard,
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdout=stream,
+            stderr=stream if on_line is None else subprocess.STDOUT,
             env=dict(env) if env is not None else None,
             cwd=cwd,
             start_new_session=True,
@@ -101,7 +139,7 @@ async def spawn(
     finally:
         if output is not None:
             os.close(output)
-    return Child(name, process, log_path)
+    return Child(name, process, log_path, on_line)
 
 
 def _open_log(path: Path | None) -> int | None:

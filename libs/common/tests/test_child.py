@@ -37,6 +37,23 @@ async def test_exit_status_and_log(tmp_path: Path):
     assert child.log_tail() == "said\n"
 
 
+async def test_output_by_line_is_complete_when_the_child_has_ended():
+    lines: list[str] = []
+    script = "printf 'one\\r50%%\\rtwo\\n\\n'; echo three >&2; printf last; exit 4"
+    child = await spawn("job", ["sh", "-c", script], on_line=lines.append)
+    assert await child.wait() == 4
+    assert lines == ["one", "50%", "two", "three", "last"]
+    assert child.log_tail(2) == "three\nlast\n"
+
+
+async def test_a_line_without_an_end_is_cut():
+    lines: list[str] = []
+    child = await spawn("job", ["sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x"], on_line=lines.append)
+    await child.wait()
+    assert sum(map(len, lines)) == 300000
+    assert len(lines) > 1
+
+
 async def test_a_signalled_child_is_reported_as_such(tmp_path: Path):
     child = await spawn("job", ["sh", "-c", "kill -9 $$"], log_path=tmp_path / "job.log")
     assert await child.wait() == -signal.SIGKILL
