@@ -29,7 +29,7 @@ from longshore_trainer.training.status import JobStatus
 
 METRICS = {
     *("reward_mean", "solve_rate", "loss", "entropy", "kl", "mismatch_kl", "clip_fraction", "grad_norm", "tokens"),
-    *("zero_variance_groups", "groups", "attempts_scored", "attempts_failed", "learning_rate"),
+    *("zero_variance_groups", "groups", "attempts_scored", "attempts_failed", "learning_rate", "peak_rss_bytes"),
 }
 
 

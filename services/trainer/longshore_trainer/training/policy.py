@@ -24,6 +24,7 @@ from longshore_trainer.engine.base import UpdateEngine
 from longshore_trainer.engine.ranks import Ranks
 from longshore_trainer.store.checkpoints import CheckpointStore, Manifest, StoredFolder, require_same_run
 from longshore_trainer.training.checkpointing import config_digest, write_checkpoint
+from longshore_trainer.training.memory import peak_rss_bytes
 from longshore_trainer.training.status import JobStatus
 from longshore_trainer.training.update import policy_update
 
@@ -137,6 +138,7 @@ class PolicyTraining:
                 ) from error
         figures = statistics(batch)
         metrics |= {name: float(value) for name, value in vars(figures).items()} | {"learning_rate": rate}
+        metrics["peak_rss_bytes"] = peak_rss_bytes()
         if metrics["mismatch_kl"] > MISMATCH_WARNING:
             log.warning(
                 "sampler and trainer disagree: is algorithm temperature the rollout's?",
