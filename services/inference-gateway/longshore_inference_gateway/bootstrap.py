@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import grpc.aio
 import zstandard
@@ -23,13 +25,16 @@ from longshore_inference_gateway import metrics
 from longshore_inference_gateway.api.http import DataPort
 from longshore_inference_gateway.api.servicer import SERVICE, GatewayServicer
 from longshore_inference_gateway.clients.external_engine import ExternalEngines, Watch
-from longshore_inference_gateway.clients.local_engine import LocalEngineLauncher, LocalEngineSettings
+from longshore_inference_gateway.clients.hosted_engine import HostedEngines
+from longshore_inference_gateway.clients.local_engine import LocalEngines
 from longshore_inference_gateway.clients.trajectory import TrajectoryClient
+from longshore_inference_gateway.clients.vllm_process import Placement, VllmProcesses
 from longshore_inference_gateway.clients.weights_folder import FolderWeights
 from longshore_inference_gateway.domain.chat import Chat, ChatLimits
 from longshore_inference_gateway.domain.engine_pool import EnginePool
 from longshore_inference_gateway.domain.models import EngineState
 from longshore_inference_gateway.domain.policies import Policies
+from longshore_inference_gateway.domain.ports import EngineLauncher
 from longshore_inference_gateway.domain.recovery import Recovery
 from longshore_inference_gateway.domain.sessions import Sessions
 from longshore_inference_gateway.settings import EngineMode, Settings
@@ -43,7 +48,7 @@ log = get_logger(__name__)
 class _Parts:
     store: SqlGatewayStore
     channel: grpc.aio.Channel
-    launcher: LocalEngineLauncher | ExternalEngines
+    launcher: EngineLauncher
     policies: Policies
     sessions: Sessions
     chat: Chat
@@ -60,7 +65,7 @@ async def build(settings: Settings) -> App:
     clock = SystemClock()
     parts = _parts(settings, SqlGatewayStore(Database(url)), clock)
     http_address = _with_port(settings.http_address)
-    base_url = (settings.advertised_url or f"http://{http_address}").rstrip("/") + "/v1"
+    base_url = await _advertised(settings, http_address) + "/v1"
     servicer = GatewayServicer(parts.sessions, parts.policies, base_url=base_url, default_ttl_s=settings.session_ttl_s)
     port = DataPort(parts.sessions, parts.chat, max_body_bytes=settings.max_body_bytes)
     http = [HttpEndpoint(http_address, port)]
@@ -105,41 +110,40 @@ def _parts(settings: Settings, store: SqlGatewayStore, clock: Clock) -> _Parts:
     return _Parts(store, channel, launcher, policies, sessions, chat)
 
 
-def _launcher(settings: Settings, clock: Clock) -> LocalEngineLauncher | ExternalEngines:
-    if settings.engine_mode is EngineMode.EXTERNAL:
-        if not settings.engine_addresses:
-            raise InvalidSpec("engine_mode external needs engine_addresses", field="engine_addresses")
-        return ExternalEngines(
-            settings.engine_addresses,
-            clock,
-            max_adapters=settings.engine_max_cpu_loras,
-            max_rank=settings.engine_max_lora_rank,
-            connect_timeout_s=settings.engine_connect_timeout_s,
-            call_timeout_s=settings.engine_call_timeout_s,
-            admin_timeout_s=settings.engine_admin_timeout_s,
-            watch=Watch(settings.engine_probe_s, settings.engine_dead_after_s),
-        )
+def _launcher(settings: Settings, clock: Clock) -> EngineLauncher:
+    mode, addresses = settings.engine_mode, settings.engine_addresses
+    if mode is not EngineMode.LOCAL and not addresses:
+        raise InvalidSpec(f"engine_mode {mode} needs engine_addresses", field="engine_addresses")
+    watch = Watch(settings.engine_probe_s, settings.engine_dead_after_s)
+    if mode is EngineMode.HOSTED:
+        return HostedEngines(addresses, settings.secret.get_secret_value(), settings, clock, watch)
+    if mode is EngineMode.EXTERNAL:
+        return ExternalEngines(addresses, settings, clock, watch)
     data_dir = settings.data_dir.absolute()
-    return LocalEngineLauncher(
-        LocalEngineSettings(
-            log_dir=Path(settings.engine_log_dir) if settings.engine_log_dir else data_dir / "logs",
-            work_dir=data_dir / "engines",
-            max_model_len=settings.engine_max_model_len,
-            max_num_seqs=settings.engine_max_num_seqs,
-            max_num_batched_tokens=settings.engine_max_num_batched_tokens,
-            max_loras=settings.engine_max_loras,
-            max_cpu_loras=settings.engine_max_cpu_loras,
-            max_lora_rank=settings.engine_max_lora_rank,
-            kv_cache_gib=settings.engine_kv_cache_gib,
-            threads=settings.engine_threads,
-            extra_arguments=settings.engine_extra_arguments,
-            start_timeout_s=settings.engine_start_timeout_s,
-            connect_timeout_s=settings.engine_connect_timeout_s,
-            call_timeout_s=settings.engine_call_timeout_s,
-            admin_timeout_s=settings.engine_admin_timeout_s,
-        ),
-        clock,
-    )
+    log_dir = Path(settings.engine_log_dir) if settings.engine_log_dir else data_dir / "logs"
+    # A key of its own: whoever shares this machine's loopback cannot call the engine past the gateway.
+    place = Placement(data_dir / "engines", log_dir, api_key=secrets.token_urlsafe())
+    return LocalEngines(settings, VllmProcesses(settings, place, clock))
+
+
+async def _advertised(settings: Settings, http_address: str) -> str:
+    url = (settings.advertised_url or f"http://{http_address}").rstrip("/")
+    if not settings.advertise_ip:
+        return url
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        found = await asyncio.get_running_loop().getaddrinfo(host or "", port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise InvalidSpec(
+            f"advertise_ip: the host of advertised_url {url!r} has no address ({error}); "
+            "name a Service or host that resolves from here, or give its address",
+            field="advertised_url",
+        ) from error
+    # Sandboxes' policies are written for IPv4 where there is a choice.
+    address = min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0]
+    netloc = f"[{address}]:{port}" if ":" in str(address) else f"{address}:{port}"
+    return parts._replace(netloc=netloc).geturl()
 
 
 def _with_port(address: str) -> str:
@@ -158,7 +162,7 @@ async def _restore(parts: _Parts) -> None:
 
 
 async def _bring_up_engines(settings: Settings, parts: _Parts) -> None:
-    if settings.engine_prestart and isinstance(parts.launcher, LocalEngineLauncher):
+    if settings.engine_prestart and isinstance(parts.launcher, LocalEngines):
         try:
             await parts.launcher.prepare()
         except LongshoreError as error:

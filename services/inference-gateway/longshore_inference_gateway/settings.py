@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
-
 from longshore_common.settings import ServiceSettings, service_config
+from longshore_inference_gateway.engine_settings import EngineSettings
 
 
 class EngineMode(StrEnum):
     """Where engines come from."""
 
     LOCAL = "local"
+    HOSTED = "hosted"
     EXTERNAL = "external"
 
 
-class Settings(ServiceSettings):
-    """Environment: LONGSHORE_INFERENCE_GATEWAY_*, and LONGSHORE_SECRET."""
+class Settings(EngineSettings, ServiceSettings):
+    """Environment: LONGSHORE_INFERENCE_GATEWAY_*, and LONGSHORE_SECRET. How vLLM is started: see EngineSettings."""
 
     model_config = service_config("LONGSHORE_INFERENCE_GATEWAY_")
 
@@ -26,6 +26,9 @@ class Settings(ServiceSettings):
 
     advertised_url: str | None = None
     """Base of the URL that harnesses are told, e.g. http://10.0.0.7:7403; none: http://<http_address>."""
+
+    advertise_ip: bool = False
+    """Replace the name in advertised_url by its address, looked up once at start: sandboxes have no DNS."""
 
     trajectory_address: str = "127.0.0.1:7406"
     """host:port of the trajectory store, where every turn is appended."""
@@ -48,59 +51,19 @@ class Settings(ServiceSettings):
     queue_timeout_s: float = 120.0
     """Seconds that a call may wait for an engine."""
 
-    engine_call_timeout_s: float = 300.0
-    """Seconds that one generation may take."""
-
-    engine_connect_timeout_s: float = 5.0
-    """Seconds to connect to an engine, and for its health route."""
-
-    engine_admin_timeout_s: float = 120.0
-    """Seconds to load or unload an adapter."""
-
     engine_dead_after_s: float = 60.0
-    """Seconds without a good health answer after which an external engine counts as lost: busy ones answer late."""
+    """Seconds without a good health answer until an engine of another process counts as lost: busy ones answer late."""
 
     engine_probe_s: float = 2.0
-    """Seconds between health questions to external engines; local ones are watched as processes."""
+    """Seconds between health questions to engines of other processes; local ones are watched as processes."""
 
     engine_mode: EngineMode = EngineMode.LOCAL
-    """local: vLLM as a child on this machine's CPUs. external: engine_addresses."""
+    """local: vLLM as a child of the gateway. hosted: engine hosts at engine_addresses run it for us, with any model.
+    external: engine_addresses are vLLM's own, run by somebody else with a fixed model."""
 
     engine_addresses: tuple[str, ...] = ()
-    """host:port of external engines (JSON list in the environment). Each must serve <alias>-v0."""
-
-    engine_prestart: bool = False
-    """Start a vLLM process with the gateway, before a model is known: imports take most of an engine's start."""
-
-    engine_start_timeout_s: float = 300.0
-    """Seconds until a starting engine counts as failed."""
+    """host:port (JSON list in the environment) of engine hosts' gRPC, or of external engines; each of the latter must
+    serve <alias>-v0."""
 
     engine_log_dir: str | None = None
     """Folder for logs of engines; none: data_dir/logs."""
-
-    engine_max_model_len: int = 512
-    """Tokens, prompt and completion together; the model's own limit if that is less. Bounds the KV cache per call."""
-
-    engine_max_num_seqs: int = 64
-    """Calls that an engine runs at once; the gateway sends it no more, so that waiting happens where it is measured."""
-
-    engine_max_num_batched_tokens: int = 2048
-    """Tokens per engine step."""
-
-    engine_max_loras: int = 2
-    """LoRA versions in one engine step; slots in the weights."""
-
-    engine_max_cpu_loras: int = Field(default=8, ge=2)
-    """LoRA versions that an engine holds; more than engine_max_loras are swapped in as calls need them."""
-
-    engine_max_lora_rank: int = 16
-    """Largest LoRA rank; vLLM allows 1, 8, 16, 32, 64, 128, 256, 320, 512."""
-
-    engine_kv_cache_gib: int = 1
-    """GiB for the KV cache of a local engine."""
-
-    engine_threads: int = 1
-    """Compute threads of a local engine: on few cores the gateway, sandboxes and trainer need the others."""
-
-    engine_extra_arguments: tuple[str, ...] = ()
-    """Further vLLM arguments for local engines (JSON list in the environment)."""

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -79,8 +80,8 @@ class FakeEngine:
         self._count = itertools.count()
         self._runner: web.AppRunner | None = None
 
-    async def start(self) -> "FakeEngine":
-        app = web.Application()
+    async def start(self, host: str = "127.0.0.1", port: int = 0, middlewares: Any = ()) -> "FakeEngine":
+        app = web.Application(middlewares=middlewares)
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/load_lora_adapter", self._load)
         app.router.add_post("/v1/unload_lora_adapter", self._unload)
@@ -88,7 +89,7 @@ class FakeEngine:
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, host, port)
         await site.start()
         self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
         return self
@@ -106,8 +107,11 @@ class FakeEngine:
         return web.json_response({"data": [{"id": name, "max_model_len": self.context_length} for name in names]})
 
     async def _load(self, request: web.Request) -> web.Response:
-        name = (await request.json())["lora_name"]
+        body = await request.json()
+        name = body["lora_name"]
         self.loads.append(name)
+        if not Path(body["lora_path"]).is_dir():
+            return web.json_response({"error": {"message": f"No adapter found for {body['lora_path']}"}}, status=404)
         if self.fail_load:
             return web.json_response({"error": {"message": "no room for the adapter"}}, status=500)
         self.loaded.add(name)

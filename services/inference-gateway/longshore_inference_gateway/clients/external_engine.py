@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from longshore_common.clock import Clock
 from longshore_common.errors import LongshoreError, Unavailable
 from longshore_inference_gateway.clients.vllm import VllmClient
+from longshore_inference_gateway.domain.models import ServedBase
+from longshore_inference_gateway.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,54 +48,51 @@ class ExternalEngine:
         """Lets go of it."""
         await self.client.close()
 
+    async def release(self) -> None:
+        """Lets go of it."""
+        await self.client.close()
+
 
 class ExternalEngines:
     """A fixed serving set."""
 
-    def __init__(
-        self,
-        addresses: tuple[str, ...],
-        clock: Clock,
-        *,
-        max_adapters: int,
-        max_rank: int,
-        connect_timeout_s: float,
-        call_timeout_s: float,
-        admin_timeout_s: float,
-        watch: Watch,
-    ) -> None:
+    def __init__(self, addresses: tuple[str, ...], settings: EngineSettings, clock: Clock, watch: Watch) -> None:
         self._addresses = addresses
+        self._settings = settings
         self._clock = clock
-        self._timeouts: dict[str, Any] = {
-            "connect_timeout_s": connect_timeout_s,
-            "call_timeout_s": call_timeout_s,
-            "admin_timeout_s": admin_timeout_s,
-        }
         self._watch = watch
         self.size = len(addresses)
-        self.max_adapters = max_adapters
-        self.max_rank = max_rank
+        self.max_adapters = settings.engine_max_cpu_loras
+        self.max_rank = settings.engine_max_lora_rank
 
-    async def launch(self, index: int, base_name: str, model_dir: str) -> ExternalEngine:
+    async def launch(self, index: int, base: ServedBase) -> ExternalEngine:
         """The engine at address number index.
 
         Raises:
-            Unavailable: it does not answer, or does not serve base_name.
+            Unavailable: it does not answer, or does not serve the base.
         """
         address = self._addresses[index]
-        client = VllmClient(address, **self._timeouts)
+        client = VllmClient(
+            address,
+            connect_timeout_s=self._settings.engine_connect_timeout_s,
+            call_timeout_s=self._settings.engine_call_timeout_s,
+            admin_timeout_s=self._settings.engine_admin_timeout_s,
+        )
         try:
             names, length = await client.served_names()
         except LongshoreError:
             await client.close()
             raise
-        if base_name not in names:
+        if base.name not in names:
             await client.close()
             raise Unavailable(
                 f"engine {address} serves {', '.join(names) or 'nothing'}; "
-                f"start it with --served-model-name {base_name}"
+                f"start it with --served-model-name {base.name}"
             )
         return ExternalEngine(f"engine-{index + 1}", address, client, length, self._clock, self._watch)
+
+    async def free(self, base: ServedBase) -> None:
+        """They serve what somebody else decided."""
 
     async def close(self) -> None:
         """Nothing is prepared."""

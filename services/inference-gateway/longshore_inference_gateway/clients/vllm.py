@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import json
 import math
 from collections.abc import AsyncIterator, Mapping
@@ -19,10 +21,16 @@ _SSE_PREFIX = b"data:"
 _SSE_DONE = b"[DONE]"
 
 
+def api_key_of(secret: str) -> str | None:
+    """The key of engines that other processes start, derived from the service secret; none without a secret."""
+    return hmac.new(secret.encode(), b"longshore engine api", hashlib.sha256).hexdigest() if secret else None
+
+
 class VllmClient:
     """One engine. Connections are kept alive; there is no limit here because admission is bounded before.
 
     base_apart: name of the base model when its calls must not share a batch with those of adapters (see batch_kinds).
+    api_key: what guards the engine's /v1 and /inference routes.
     """
 
     def __init__(
@@ -33,6 +41,7 @@ class VllmClient:
         call_timeout_s: float,
         admin_timeout_s: float,
         base_apart: str | None = None,
+        api_key: str | None = None,
     ) -> None:
         self._base_apart = base_apart
         self._kinds = BatchKinds()
@@ -46,6 +55,7 @@ class VllmClient:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
             # Loopback and cluster addresses must not go through a proxy of the environment.
             trust_env=False,
+            headers={"authorization": f"Bearer {api_key}"} if api_key else None,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -95,6 +105,11 @@ class VllmClient:
         status, raw = await self._post("/v1/load_lora_adapter", body, self._admin_timeout)
         if status == 200 or name in (await self.served_names())[0]:
             return
+        if status == 404:
+            raise Internal(
+                f"engine at {self._address} does not see {folder}: gateway, trainer and engines must mount the same "
+                f"volume at the same path, and {name} must still be there ({raw[:300].decode(errors='replace')})"
+            )
         raise self._failed(f"load adapter {name}", status, raw)
 
     async def unload_adapter(self, name: str) -> None:

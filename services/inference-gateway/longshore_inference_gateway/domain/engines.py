@@ -9,7 +9,7 @@ from longshore_common.clock import Clock
 from longshore_common.errors import LongshoreError
 from longshore_common.log import get_logger
 from longshore_inference_gateway.domain.engine_pool import EnginePool, EngineSlot
-from longshore_inference_gateway.domain.models import EngineState
+from longshore_inference_gateway.domain.models import EngineState, ServedBase
 from longshore_inference_gateway.domain.ports import EngineHandle, EngineLauncher
 
 log = get_logger(__name__)
@@ -27,16 +27,14 @@ class ServingSet:
     def __init__(
         self,
         *,
-        base_name: str,
-        model_dir: str,
+        base: ServedBase,
         launcher: EngineLauncher,
         pool: EnginePool,
         clock: Clock,
         adapters: Callable[[], Iterable[tuple[str, str]]],
     ) -> None:
         self.pool = pool
-        self._base_name = base_name
-        self._model_dir = model_dir
+        self._base = base
         self._launcher = launcher
         self._clock = clock
         self._adapters = adapters
@@ -54,23 +52,51 @@ class ServingSet:
         """Starts every engine of the set.
 
         Raises:
-            Internal, Unavailable: one does not start; then none is left running.
+            Internal, Unavailable, QuotaExceeded, InvalidSpec: one does not start; then none is left running.
         """
+        try:
+            await self._launch_all()
+        except BaseException:
+            await self.stop()
+            raise
+        self._watch_all()
+
+    async def resume(self) -> None:
+        """Like start, but engines that did start keep running when another does not; those are let go of."""
+        try:
+            await self._launch_all()
+        except BaseException:
+            await self.release()
+            raise
+        self._watch_all()
+
+    async def _launch_all(self) -> None:
         self.pool.slots = [EngineSlot(index) for index in range(self._launcher.size)]
         results = await asyncio.gather(*(self._launch(slot) for slot in self.pool.slots), return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         if failures:
-            await self.stop()
             raise failures[0]
+
+    def _watch_all(self) -> None:
         self._watchers = [asyncio.create_task(self._watch(slot)) for slot in self.pool.slots]
 
     async def restore(self) -> None:
         """Like start, but never gives up: engines that do not come up are tried again with backoff."""
         self.pool.slots = [EngineSlot(index) for index in range(self._launcher.size)]
-        self._watchers = [asyncio.create_task(self._watch(slot)) for slot in self.pool.slots]
+        self._watch_all()
 
     async def stop(self) -> None:
-        """Ends the engines."""
+        """Nobody needs the base any more: ends the engines."""
+        handles = await self._leave()
+        await asyncio.gather(*(handle.stop() for handle in handles))
+        await self._launcher.free(self._base)
+
+    async def release(self) -> None:
+        """The gateway ends: engines that can live without it go on."""
+        handles = await self._leave()
+        await asyncio.gather(*(handle.release() for handle in handles))
+
+    async def _leave(self) -> list[EngineHandle]:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -79,9 +105,9 @@ class ServingSet:
             slot.state, slot.detail = EngineState.STOPPED, "stopped"
         self.pool.wake()
         handles = [slot.handle for slot in self.pool.slots if slot.handle is not None]
-        await asyncio.gather(*(handle.stop() for handle in handles))
         for slot in self.pool.slots:
             slot.handle = None
+        return handles
 
     async def load(self, name: str, folder: str) -> int:
         """Loads an adapter on every engine of the set, or on none; gives their number.
@@ -120,18 +146,28 @@ class ServingSet:
 
     async def _launch(self, slot: EngineSlot) -> None:
         slot.state, slot.detail = EngineState.STARTING, "starting"
-        handle = await self._launcher.launch(slot.index, self._base_name, self._model_dir)
+        handle = await self._launcher.launch(slot.index, self._base)
         async with self._changing:
             try:
-                for name, folder in self._adapters():
-                    await handle.client.load_adapter(name, folder)
-            except LongshoreError:
-                await handle.stop()
+                await self._settle_adapters(handle)
+            except BaseException:
+                await handle.release()
                 raise
             slot.handle, slot.state, slot.detail = handle, EngineState.READY, ""
             lengths = [other.handle.context_length for other in self.pool.slots if other.handle is not None]
             self._context_length = min(lengths)
         self.pool.wake()
+
+    async def _settle_adapters(self, handle: EngineHandle) -> None:
+        """Loads what is missing, unloads what an engine that was taken over still holds of this alias."""
+        wanted = dict(self._adapters())
+        held = [name for name in (await handle.client.served_names())[0] if self._base.is_adapter(name)]
+        for name in held:
+            if name not in wanted:
+                await handle.client.unload_adapter(name)
+        for name, folder in wanted.items():
+            if name not in held:
+                await handle.client.load_adapter(name, folder)
 
     async def _watch(self, slot: EngineSlot) -> None:
         backoff = _FIRST_BACKOFF_S

@@ -111,6 +111,20 @@ def served_name(alias: str, version: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedBase:
+    """What an engine is started for: a served name, the folder of the weights, and that folder's tree digest."""
+
+    name: str
+    folder: str
+    digest: str
+
+    def is_adapter(self, name: str) -> bool:
+        """Whether a served name is a later version of the same alias."""
+        prefix = self.name.removesuffix("0")
+        return name != self.name and name.startswith(prefix) and name.removeprefix(prefix).isdigit()
+
+
+@dataclass(frozen=True, slots=True)
 class AliasRecord:
     """Where an alias points. current_version None: nothing has been served yet."""
 

@@ -17,6 +17,7 @@ from longshore_inference_gateway.domain.models import (
     PolicyKind,
     PolicyState,
     PolicyVersion,
+    ServedBase,
     served_name,
 )
 from longshore_inference_gateway.domain.ports import Codec, EngineLauncher, GatewayStore
@@ -203,7 +204,7 @@ class Policies:
         codec, identity = await self._weights.read_base(request.uri, request.digest)
         policy = self._new_version(request, identity)
         await self._save(alias, policy)
-        engines = self._serving_set(alias, request.uri)
+        engines = self._serving_set(alias, request.uri, request.digest)
         try:
             await engines.start()
         except LongshoreError as error:
@@ -215,7 +216,7 @@ class Policies:
     async def _revive(self, alias: Alias, base: PolicyVersion) -> tuple[PolicyVersion, int]:
         alias.record = replace(alias.record, retired=False)
         alias.codec, _ = await self._weights.read_base(base.uri, base.digest)
-        engines = self._serving_set(alias, base.uri)
+        engines = self._serving_set(alias, base.uri, base.digest)
         try:
             await engines.start()
         except LongshoreError:
@@ -276,10 +277,9 @@ class Policies:
         log.error("publish undone", policy=policy.served_name, error=error.message)
         await self._save(alias, replace(policy, state=PolicyState.FAILED, detail=error.message[:4000]))
 
-    def _serving_set(self, alias: Alias, model_dir: str) -> ServingSet:
+    def _serving_set(self, alias: Alias, folder: str, digest: str) -> ServingSet:
         return ServingSet(
-            base_name=served_name(alias.record.alias, 0),
-            model_dir=model_dir,
+            base=ServedBase(served_name(alias.record.alias, 0), folder, digest),
             launcher=self._launcher,
             pool=self._make_pool(),
             clock=self._clock,
@@ -350,7 +350,7 @@ class Policies:
             await self._save(alias, replace(base, state=PolicyState.FAILED, detail="the gateway restarted meanwhile"))
         elif base.state is PolicyState.SERVING:
             alias.codec, _ = await self._weights.read_base(base.uri, base.digest)
-            alias.engines = self._serving_set(alias, base.uri)
+            alias.engines = self._serving_set(alias, base.uri, base.digest)
 
     async def resume(self) -> None:
         """Starts the engines of restored aliases, then finishes or undoes publishes that a restart interrupted."""
@@ -363,7 +363,7 @@ class Policies:
             if engines is None or engines.pool.slots:
                 return
             try:
-                await engines.start()
+                await engines.resume()
             except LongshoreError as error:
                 log.error("engines did not start", alias=alias.record.alias, error=error.message)
                 await engines.restore()
@@ -382,7 +382,7 @@ class Policies:
         log.info("publish finished after restart", policy=version.served_name)
 
     async def close(self) -> None:
-        """Stops all engines; what is live stays live in the database."""
+        """Lets go of all engines; what is live stays live in the database."""
         sets = [alias.engines for alias in self.aliases.values() if alias.engines is not None]
-        await asyncio.gather(*(engines.stop() for engines in sets))
+        await asyncio.gather(*(engines.release() for engines in sets))
         await self._launcher.close()

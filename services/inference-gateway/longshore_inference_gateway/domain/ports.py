@@ -11,6 +11,7 @@ from longshore_inference_gateway.domain.models import (
     Generated,
     GenerateRequest,
     PolicyVersion,
+    ServedBase,
     SessionRecord,
     Turn,
 )
@@ -126,7 +127,11 @@ class EngineHandle(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Ends it (local) or lets go of it (external)."""
+        """Ends it, where it is ours to end; lets go of it in any case."""
+        ...
+
+    async def release(self) -> None:
+        """The gateway ends: lets go of it. Ends it only if it cannot live without the gateway."""
         ...
 
 
@@ -148,12 +153,18 @@ class EngineLauncher(Protocol):
         """Engines in a serving set."""
         ...
 
-    async def launch(self, index: int, base_name: str, model_dir: str) -> EngineHandle:
-        """Engine number index of the set, ready and serving base_name.
+    async def launch(self, index: int, base: ServedBase) -> EngineHandle:
+        """Engine number index of the set, ready and serving base. One that serves it already is taken over.
 
         Raises:
             Internal, Unavailable: it does not start; the message holds the last lines of its log.
+            QuotaExceeded: every engine serves another base.
+            InvalidSpec: the engine does not find that base.
         """
+        ...
+
+    async def free(self, base: ServedBase) -> None:
+        """Nobody needs base any more: engines that were launched for it, or are starting, may serve another."""
         ...
 
     async def close(self) -> None:

@@ -1,0 +1,1 @@
+"""The process of an engine pod that runs vLLM on orders of the gateway."""
