@@ -170,6 +170,7 @@ class HostedEngines:
 
     async def close(self) -> None:
         """Engines go on; connections do not."""
+        self._holder = None
         await asyncio.gather(*(host.close() for host in self._hosts))
 
     async def _order(self, host: EngineHostClient, base: ServedBase) -> pb.EngineStatus:
