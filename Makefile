@@ -53,10 +53,13 @@ cluster-down: ## Stop it; leaves nothing behind
 	@$(CLUSTER) down && $(CLUSTER) check-clean
 
 test-cluster: setup cluster-up ## The tests that need the cluster
-	@eval "$$($(CLUSTER) env)" && $(PY) -m pytest -m cluster $(ARGS)
+	@eval "$$($(CLUSTER) env)" && $(PY) -m pytest -m "cluster and not release" $(ARGS)
 
 test-cluster-smoke: setup cluster-up ## A few of them: what CI runs
 	@eval "$$($(CLUSTER) env)" && $(PY) -m pytest -m "cluster and smoke" $(ARGS)
+
+test-cluster-e2e: setup cluster-up cluster-images ## The chart installed, the main job run on it, upgraded and removed (images first: several minutes)
+	@eval "$$($(CLUSTER) env)" && $(PY) -m pytest -m release -x $(ARGS) tests/release
 
 bench-sandbox: setup cluster-up ## Sandboxes against what they replace, on the cluster
 	@eval "$$($(CLUSTER) env)" && $(PY) bench/sandbox.py
@@ -80,4 +83,4 @@ clean: ## Remove caches and local runs; keeps .venv
 	rm -rf runs bench/out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .state
 	find . -name __pycache__ -type d -not -path './.venv/*' -exec rm -rf {} +
 
-.PHONY: help setup demo test test-unit test-long test-agent cluster-up cluster-down test-cluster test-cluster-smoke bench-sandbox bench-sandbox-scale check format proto pins clean
+.PHONY: help setup demo test test-unit test-long test-agent cluster-up cluster-down test-cluster test-cluster-smoke test-cluster-e2e bench-sandbox bench-sandbox-scale check format proto pins clean
