@@ -1,4 +1,4 @@
-"""A release of the chart on the test cluster, shared by all tests of this folder, which run in the order of the file."""
+"""A release of the chart on the test cluster, shared by this folder's tests, which run in the order of the file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from release import Connected, Failed, Release, connected, logs_of, run
+from release import Connected, Failed, Release, connected, logs_of
 
-COMPONENTS = (
-    "controller",
-    "task-catalog",
-    "sandbox-scheduler",
-    "inference-gateway",
-    "reward-verifier",
-    "trajectory-store",
-    "rollout-worker",
-)
+KEEP = bool(os.environ.get("LONGSHORE_KEEP_RELEASE"))
+"""Leaves the release where it is, to look at it."""
 _FAILED: list[str] = []
 
 
@@ -45,21 +38,15 @@ def release(cluster: None) -> Iterator[Release]:
     try:
         release.install()
     except Failed as error:
-        message = f"{error}\n{release.kubectl('get', 'pods', '-o', 'wide')}\n{logs_of(release, COMPONENTS)}"
-        _remove(release)
+        message = f"{error}\n{release.kubectl('get', 'pods', '-o', 'wide')}\n{logs_of(release)}"
+        if not KEEP:
+            release.remove()
         raise Failed(message) from error
     yield release
     if _FAILED:
-        sys.stderr.write(logs_of(release, COMPONENTS, 60))
-    if not os.environ.get("LONGSHORE_KEEP_RELEASE"):
-        _remove(release)
-
-
-def _remove(release: Release) -> None:
-    if os.environ.get("LONGSHORE_KEEP_RELEASE"):
-        return
-    run("helm", "uninstall", release.name, "--namespace", release.namespace, "--ignore-not-found", "--wait")
-    run("kubectl", "delete", "namespace", release.namespace, "--ignore-not-found", "--wait=false")
+        sys.stderr.write(logs_of(release, 60))
+    if not KEEP:
+        release.remove()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,15 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHART = REPOSITORY / "deploy/helm/longshore"
 CPU_VALUES = CHART / "values-cpu.yaml"
+COMPONENTS = (
+    "controller",
+    "task-catalog",
+    "sandbox-scheduler",
+    "inference-gateway",
+    "reward-verifier",
+    "trajectory-store",
+    "rollout-worker",
+)
 LONGSHORE = str(Path(sys.executable).with_name("longshore"))
 
 
@@ -53,6 +62,17 @@ class Release:
     namespace: str
 
     @property
+    def fullname(self) -> str:
+        """First part of its objects' names."""
+        return self.name if "longshore" in self.name else f"{self.name}-longshore"
+
+    @property
+    def service_selector(self) -> str:
+        """Of the pods of its services, which an upgrade replaces."""
+        services = ",".join(name for name in COMPONENTS)
+        return f"{self.selector},app.kubernetes.io/component in ({services})"
+
+    @property
     def selector(self) -> str:
         """Of all objects of this release."""
         return f"app.kubernetes.io/instance={self.name}"
@@ -79,6 +99,11 @@ class Release:
         """Upgrades with the values it has, and args; waits until all is ready."""
         self.helm("upgrade", self.name, str(CHART), "--reuse-values", "--wait", "--timeout", "10m", *args)
 
+    def remove(self) -> None:
+        """Uninstalls it and deletes its namespace, volumes too; nothing happens when it is not there."""
+        run("helm", "uninstall", self.name, "--namespace", self.namespace, "--ignore-not-found", "--wait")
+        run("kubectl", "delete", "namespace", self.namespace, "--ignore-not-found", "--wait=false")
+
     def pods(self) -> list[dict[str, Any]]:
         """The release's pods that have not ended."""
         return [pod for pod in self.get("pods") if pod["status"].get("phase") not in ("Succeeded", "Failed")]
@@ -89,7 +114,7 @@ class Release:
         kinds = [kind for kind in listed if not kind.startswith("events") and "metrics.k8s.io" not in kind]
         names = ("-o", "custom-columns=K:.kind,NS:.metadata.namespace,N:.metadata.name", "--no-headers")
         found: list[str] = []
-        for selector in (self.selector, f"longshore.dev/release={self.name}"):
+        for selector in (self.selector, f"longshore.dev/release={self.fullname}"):
             out = run("kubectl", "get", ",".join(kinds), "-A", "-l", selector, "--ignore-not-found", *names)
             found += [" ".join(line.split()) for line in out.splitlines() if line.strip()]
         return sorted(set(found))
@@ -101,9 +126,10 @@ class Connected:
 
     home: Path
 
-    def __call__(self, *args: str, timeout_s: float = 300) -> str:
-        """Stdout of a command that must succeed."""
-        return run(LONGSHORE, *args, "--home", str(self.home), timeout_s=timeout_s)
+    def __call__(self, *args: str, timeout_s: float = 300, stdin: str | None = None) -> str:
+        """Stdout of a command that must succeed; options go before its `--`."""
+        options, rest = (args, ()) if "--" not in args else (args[: args.index("--")], args[args.index("--") :])
+        return run(LONGSHORE, *options, "--home", str(self.home), *rest, timeout_s=timeout_s, stdin=stdin)
 
     def json(self, *args: str, timeout_s: float = 300) -> Any:
         """Its answer as data."""
@@ -132,10 +158,10 @@ def connected(release: Release, home: Path) -> Iterator[Connected]:
         log.close()
 
 
-def logs_of(release: Release, components: Sequence[str], lines: int = 40) -> str:
-    """The ends of some components' logs, for messages."""
+def logs_of(release: Release, lines: int = 40) -> str:
+    """The ends of its services' logs, for messages."""
     parts = []
-    for component in components:
+    for component in (*COMPONENTS, "engine-default", "trainer"):
         selector = f"{release.selector},app.kubernetes.io/component={component}"
         with contextlib.suppress(Failed):
             tail = release.kubectl("logs", "-l", selector, f"--tail={lines}", "--prefix", "--all-containers")
