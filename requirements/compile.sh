@@ -4,6 +4,6 @@ set -euo pipefail
 cd "$(dirname "$0")"
 pin() { uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --override overrides.txt "$@"; }
 pin local.in -o local.txt
-for role in services trainer engine-cpu dev images; do pin "$role.in" -c local.txt -o "$role.txt"; done
+for role in services trainer engine-cpu cpu dev images; do pin "$role.in" -c local.txt -o "$role.txt"; done
 # GPU hosts resolve their own torch, so no override and no shared constraint.
 uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header engine-gpu.in -o engine-gpu.txt
