@@ -10,19 +10,31 @@ import asyncio
 import contextlib
 import errno
 import importlib
-from collections.abc import AsyncIterator, Coroutine
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import event
-from sqlalchemy.engine import make_url
+import asyncpg
+from sqlalchemy import event, text
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from longshore_common.errors import LongshoreError, QuotaExceeded, Unavailable
+from longshore_common.errors import InvalidSpec, LongshoreError, QuotaExceeded, Unavailable
+from longshore_common.log import get_logger
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
+SCHEMA = "schema"
+"""Query field of our URLs: the Postgres schema of one service. SQLite has a file per service instead."""
+
+_SCHEMA_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_RETRY_S = 2.0
 _FULL = ("database or disk is full", "No space left on device", "could not extend file")
 
 
@@ -70,12 +82,15 @@ class _WholeStatements(AsyncConnection):
 
 
 def storage_error(error: Exception) -> LongshoreError | None:
-    """The error of the tree for a full disk or an unreachable database; None for any other fault."""
-    text = str(error)
-    if any(part in text for part in _FULL) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+    """The error of the tree for a full disk or an unreachable database; None for any other fault.
+
+    What asyncpg raises bare comes from connecting: wrong password, no such database, still starting.
+    """
+    said = str(error)
+    if any(part in said for part in _FULL) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return QuotaExceeded("the disk is full: nothing was written; free space and try again", which="disk")
-    if isinstance(error, OperationalError | ConnectionError):
-        return Unavailable(f"the database cannot be used: {text.splitlines()[0]}")
+    if isinstance(error, OperationalError | ConnectionError | TimeoutError | socket.gaierror | asyncpg.PostgresError):
+        return Unavailable(f"the database cannot be used: {said.splitlines()[0]}")
     return None
 
 
@@ -83,7 +98,7 @@ def storage_error(error: Exception) -> LongshoreError | None:
 def _mapped() -> Any:
     try:
         yield
-    except (DBAPIError, OSError) as error:
+    except (DBAPIError, OSError, asyncpg.PostgresError) as error:
         mapped = storage_error(error)
         if mapped is None:
             raise
@@ -97,14 +112,16 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
+        """url: a SQLAlchemy URL; for Postgres `?schema=NAME` chooses the schema."""
         self.url = url
-        self.sqlite = make_url(url).get_backend_name() == "sqlite"
+        parsed, arguments = _arguments(url)
+        self.sqlite = parsed.get_backend_name() == "sqlite"
         if self.sqlite:
             path = make_url(url).database
             if path and path != ":memory:":
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._writer = asyncio.Lock()
-        self.engine: AsyncEngine = create_async_engine(url, **({} if self.sqlite else {"pool_pre_ping": True}))
+        self.engine: AsyncEngine = create_async_engine(parsed, **arguments, pool_pre_ping=not self.sqlite)
         if self.sqlite:
             event.listen(self.engine.sync_engine, "connect", _on_sqlite_connect)
 
@@ -137,16 +154,64 @@ class Database:
         await self.engine.dispose()
 
 
-def _sync_url(url: str) -> str:
-    return url.replace("+aiosqlite", "")
+def with_schema(url: str, schema: str) -> str:
+    """The URL with a Postgres schema in it; unchanged for SQLite."""
+    parsed = make_url(url)
+    if not schema or parsed.get_backend_name() == "sqlite":
+        return url
+    return parsed.update_query_dict({SCHEMA: schema}).render_as_string(hide_password=False)
 
 
-def migrate(url: str, package: str) -> None:
+def _arguments(url: str) -> tuple[URL, dict[str, Any]]:
+    """What SQLAlchemy takes: the URL without our field, and the engine's arguments."""
+    parsed = make_url(url)
+    schema = parsed.query.get(SCHEMA)
+    if schema is None:
+        return parsed, {}
+    settings = {"search_path": _checked(str(schema))}
+    return parsed.difference_update_query([SCHEMA]), {"connect_args": {"server_settings": settings}}
+
+
+def _checked(schema: str) -> str:
+    if not _SCHEMA_NAME.fullmatch(schema):
+        raise InvalidSpec(
+            f"database schema {schema!r} must be letters, digits and _, and start with a letter",
+            field="database_schema",
+        )
+    return schema
+
+
+def migrate(url: str, package: str, patience_s: float = 0.0) -> None:
     """Brings the schema to the newest revision of `<package>/migrations`. Blocking: call it in a thread.
 
-    Runs the service's Alembic history; the history is the only thing that creates or alters tables.
+    Runs the service's Alembic history; the history is the only thing that creates or alters tables. On Postgres the
+    schema is created when missing, and of several processes that migrate one schema, one does and the others wait.
+
+    Args:
+        patience_s: how long a database that cannot be reached is tried again, seconds.
+
+    Raises:
+        Unavailable: it cannot be reached.
+        QuotaExceeded: the disk is full.
     """
     from alembic import command
+
+    config = alembic_config(url, package)
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with _mapped():
+                command.upgrade(config, "head")
+            return
+        except Unavailable as error:
+            if time.monotonic() >= deadline:
+                raise
+            log.warning("waiting for the database", url=shown(url), error=error.message)
+            time.sleep(_RETRY_S)
+
+
+def alembic_config(url: str, package: str) -> Any:
+    """Alembic's configuration of a service's history on a database."""
     from alembic.config import Config
 
     root = importlib.import_module(package).__path__[0]
@@ -156,26 +221,64 @@ def migrate(url: str, package: str) -> None:
     config = Config()
     config.set_main_option("script_location", f"{root}/migrations")
     config.attributes["url"] = url
+    return config
+
+
+def shown(url: str) -> str:
+    """The URL without its password, for messages."""
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def revisions(url: str, package: str) -> tuple[str | None, str | None]:
+    """(revision of the database, newest revision of the code). Blocking: call it in a thread.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    found: list[str | None] = []
+
+    def look(connection: Any) -> None:
+        found.append(MigrationContext.configure(connection).get_current_revision())
+
+    head = ScriptDirectory.from_config(alembic_config(url, package)).get_current_head()
     with _mapped():
-        command.upgrade(config, "head")
+        asyncio.run(_on_connection(url, look))
+    return found[0], head
+
+
+async def _on_connection(url: str, work: Callable[[Any], None]) -> None:
+    from sqlalchemy import pool
+
+    parsed, arguments = _arguments(url)
+    engine = create_async_engine(parsed, poolclass=pool.NullPool, **arguments)
+    try:
+        async with engine.connect() as connection:
+            await connection.run_sync(work)
+            await connection.commit()
+    finally:
+        await engine.dispose()
 
 
 def run_migrations(config: Any, context: Any) -> None:
     """The whole of a service's migrations/env.py: `run_migrations(context.config, context)`."""
-    from sqlalchemy import pool
-
     url = config.attributes["url"]
-    engine = create_async_engine(url, poolclass=pool.NullPool)
 
     def run(connection: Any) -> None:
+        _prepare(connection, make_url(url).query.get(SCHEMA))
         context.configure(connection=connection, target_metadata=None, render_as_batch=True)
         with context.begin_transaction():
             context.run_migrations()
 
-    async def go() -> None:
-        async with engine.connect() as connection:
-            await connection.run_sync(run)
-            await connection.commit()
-        await engine.dispose()
+    asyncio.run(_on_connection(url, run))
 
-    asyncio.run(go())
+
+def _prepare(connection: Any, schema: Any) -> None:
+    """On Postgres: the lock of this schema, until the transaction ends, and the schema itself."""
+    if connection.dialect.name != "postgresql":
+        return
+    name = _checked(str(schema)) if schema else "public"
+    connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": f"longshore:{name}"})
+    connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{name}"'))

@@ -33,6 +33,13 @@ class ServiceSettings(BaseSettings):
     database_url: str | None = None
     """SQLAlchemy URL, e.g. postgresql+asyncpg://...; none: SQLite in data_dir."""
 
+    database_schema: str = ""
+    """Postgres schema of this service's tables, made when missing, so that services share one database; empty: the
+    database user's own. SQLite has a file per service."""
+
+    database_patience_s: float = 60.0
+    """Seconds that a starting service waits for a database that is not there yet."""
+
     secret: SecretStr = Field(
         default=SecretStr(""), validation_alias=AliasChoices("secret", "LONGSHORE_SECRET"), repr=False
     )
@@ -46,4 +53,8 @@ class ServiceSettings(BaseSettings):
 
     def resolved_database_url(self, name: str) -> str:
         """The database URL, with the embedded default `data_dir/<name>.sqlite`."""
-        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir.absolute()}/{name}.sqlite"
+        if self.database_url is None:
+            return f"sqlite+aiosqlite:///{self.data_dir.absolute()}/{name}.sqlite"
+        from longshore_common.database import with_schema  # SQLAlchemy: not for those who only read settings.
+
+        return with_schema(self.database_url, self.database_schema)

@@ -211,7 +211,7 @@ async def build(settings: Settings) -> App:
     """
     secret = settings.secret.get_secret_value()
     url = settings.resolved_database_url("controller")
-    await asyncio.to_thread(migrate, url, "longshore_controller.store")
+    await asyncio.to_thread(migrate, url, "longshore_controller.store", settings.database_patience_s)
     database = Database(url)
     targets = {
         "catalog": settings.catalog_address,

@@ -61,7 +61,7 @@ async def build(settings: Settings) -> App:
         InvalidSpec: settings that do not fit together. Unavailable, QuotaExceeded: the database cannot be used.
     """
     url = settings.resolved_database_url(NAME)
-    await asyncio.to_thread(migrate, url, "longshore_inference_gateway.store")
+    await asyncio.to_thread(migrate, url, "longshore_inference_gateway.store", settings.database_patience_s)
     clock = SystemClock()
     parts = _parts(settings, SqlGatewayStore(Database(url)), clock)
     http_address = _with_port(settings.http_address)

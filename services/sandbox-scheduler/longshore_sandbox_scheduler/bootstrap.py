@@ -143,7 +143,7 @@ def _policy(settings: Settings, agent_address: str) -> Policy:
 async def build(settings: Settings, parts_of: Callable[[Settings, Common], Awaitable[Parts]] = make_parts) -> App:
     """The service, ready to start. Raises Unavailable when its address or database cannot be used."""
     url = settings.resolved_database_url(_NAME)
-    await asyncio.to_thread(migrate, url, "longshore_sandbox_scheduler.store")
+    await asyncio.to_thread(migrate, url, "longshore_sandbox_scheduler.store", settings.database_patience_s)
     database = Database(url)
     secret = settings.secret.get_secret_value()
     tasks = GrpcTasks(settings.catalog_address, secret, settings.build_timeout_s)

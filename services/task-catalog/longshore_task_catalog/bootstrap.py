@@ -52,7 +52,7 @@ async def build(settings: Settings) -> App:
         QuotaExceeded: the disk is full. Unavailable: the database cannot be reached.
     """
     url = settings.resolved_database_url(NAME)
-    await asyncio.to_thread(migrate, url, "longshore_task_catalog.store")
+    await asyncio.to_thread(migrate, url, "longshore_task_catalog.store", settings.database_patience_s)
     closing = AsyncExitStack()
     store = SqlTaskStore(Database(url))
     closing.push_async_callback(store.close)

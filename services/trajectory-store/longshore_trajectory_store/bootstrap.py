@@ -40,7 +40,7 @@ async def build(settings: Settings) -> App:
         QuotaExceeded: the disk is full. Unavailable: the database cannot be reached.
     """
     url = settings.resolved_database_url(NAME)
-    await asyncio.to_thread(migrate, url, "longshore_trajectory_store.store")
+    await asyncio.to_thread(migrate, url, "longshore_trajectory_store.store", settings.database_patience_s)
     database = open_database(url)
     clock = SystemClock()
     store = SqlTrajectoryStore(database, clock)
