@@ -122,7 +122,7 @@ class FakeWarmRuntime:
         await asyncio.sleep(self._latency_s)
         self._add(sandbox_id, template, None)
 
-    async def claim(self, sandbox_id: str, tag: ClaimTag) -> FakePod | None:
+    async def claim(self, sandbox_id: str, template: Template, tag: ClaimTag) -> FakePod | None:
         before = self.cluster.pods.get(sandbox_id)
         await asyncio.sleep(self._latency_s)
         pod = self.cluster.pods.get(sandbox_id)

@@ -20,7 +20,7 @@ def test_the_usual_file() -> None:
     assert file.env == {"A": "1", "B": "two words", "C": "three words"}
     assert file.steps == (
         MakeFolder(6, "/app"),
-        Copy(7, ("a.sh", "b*.txt"), "/app/bin", True, 0o755),
+        Copy(7, ("a.sh", "b*.txt"), "/app/bin", True, 0o755, relative=True),
         MakeFolder(8, "/app/sub"),
         Run(9, ("/bin/sh", "-c", "echo a &&   echo $A"), file.env, "/app/sub", ""),
         Run(12, ("prog", "a b"), file.env, "/app/sub", ""),

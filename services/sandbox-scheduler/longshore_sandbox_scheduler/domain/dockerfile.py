@@ -20,13 +20,17 @@ _VARIABLE = re.compile(r"\\(\$)|\$(?:(\w+)|\{(\w+)(?:(:[-+])([^}]*))?\})")
 
 @dataclass(frozen=True)
 class Copy:
-    """COPY: sources relative to the context, destination absolute; into_folder when it must be a folder."""
+    """COPY: sources relative to the context, destination absolute; into_folder when it must be a folder.
+
+    relative: the destination was written relative to the working folder.
+    """
 
     line: int
     sources: tuple[str, ...]
     destination: str
     into_folder: bool
     mode: int | None = None
+    relative: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,7 +244,8 @@ class _Parser:
         into_folder = last.endswith("/") or last in (".", "..") or len(sources) > 1
         if len(sources) > 1 and not (last.endswith("/") or last == "."):
             raise self._refuse(line, f"COPY of several sources needs a folder: end {last!r} with '/'")
-        self.steps.append(Copy(line, tuple(sources), _join(self.workdir, last), into_folder, mode))
+        relative = not last.startswith("/")
+        self.steps.append(Copy(line, tuple(sources), _join(self.workdir, last), into_folder, mode, relative))
 
     def _copy_flag(self, line: int, flag: str, mode: int | None) -> int | None:
         name, _, value = flag.partition("=")

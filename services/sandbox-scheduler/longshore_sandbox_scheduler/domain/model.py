@@ -171,6 +171,10 @@ class Image:
     env: Mapping[str, str] = field(default_factory=dict)
     reference: str = ""
     """Name of an image for a container runtime; by digest where it has one."""
+    layer: str = ""
+    """Digest of a tar of files that are put over `reference` before a claim is answered; empty: there are none."""
+    base_digest: str = ""
+    """With a layer: digest of what it is put over, while `digest` is of both."""
     sidecars: tuple[Sidecar, ...] = ()
 
 
@@ -184,11 +188,11 @@ class Template:
 
     @property
     def key(self) -> str:
-        """Short name, usable as a Kubernetes label."""
-        limits, network = self.limits, self.network
-        sidecars = [[one.name, one.reference, dict(one.spec)] for one in self.image.sidecars]
+        """Short name, usable as a Kubernetes label. An image's layer is not in it: that comes with the claim."""
+        image, limits, network = self.image, self.limits, self.network
+        sidecars = [[one.name, one.reference, dict(one.spec)] for one in image.sidecars]
         parts = [
-            [self.image.digest, self.image.reference, self.image.workdir, self.image.user, dict(self.image.env)],
+            [image.base_digest or image.digest, image.reference, image.workdir, image.user, dict(image.env)],
             [limits.cpus, limits.memory_mb, limits.storage_mb, limits.max_processes, limits.max_file_mb],
             [network.kind.value, list(network.cidrs), list(network.hosts)],
             sidecars,

@@ -124,7 +124,7 @@ class WarmPools:
         """A warm sandbox of the template, now the caller's; None when there is none. Never the same one twice."""
         self.ask(template)
         pool = self._pool(template)
-        taken = await self._take(pool, tag)
+        taken = await self._take(template, tag)
         if taken is None:
             pool.misses += 1
         else:
@@ -136,15 +136,15 @@ class WarmPools:
         self._changed.set()
         return taken
 
-    async def _take(self, pool: _Pool, tag: ClaimTag) -> Taken | None:
-        key = pool.template.key
+    async def _take(self, template: Template, tag: ClaimTag) -> Taken | None:
+        key = template.key
         while True:
             found = next((name for name in self._runtime.ready(key) if name not in self._taken), "")
             if not found:
                 return None
             # Taken for good within this process; between processes the runtime's claim decides.
             self._taken.add(found)
-            running = await self._runtime.claim(found, tag)
+            running = await self._runtime.claim(found, template, tag)
             if running is not None:
                 return Taken(found, running)
 

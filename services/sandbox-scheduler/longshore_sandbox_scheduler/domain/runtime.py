@@ -281,8 +281,11 @@ class WarmRuntime(Runtime, Protocol):
         """Asks for one; it shows up in `warm`. Raises SandboxFailed, Unavailable."""
         ...
 
-    async def claim(self, sandbox_id: str, tag: ClaimTag) -> RunningSandbox | None:
-        """Takes a warm sandbox; None when another took it or it is gone. At most one caller ever gets it."""
+    async def claim(self, sandbox_id: str, template: Template, tag: ClaimTag) -> RunningSandbox | None:
+        """Takes a warm sandbox and puts the template's layer into it. At most one caller ever gets it.
+
+        None when another took it, or it is gone or broken. Raises InvalidSpec when the layer cannot be put there.
+        """
         ...
 
     async def discard(self, sandbox_id: str) -> None:

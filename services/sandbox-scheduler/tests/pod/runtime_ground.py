@@ -19,6 +19,7 @@ from longshore_sandbox_scheduler.domain.runtime import ClaimTag, Removed, Runnin
 from longshore_sandbox_scheduler.runtimes.pod.agent_prober import HealthProber
 from longshore_sandbox_scheduler.runtimes.pod.exec_tunnel import ExecTunnels
 from longshore_sandbox_scheduler.runtimes.pod.images import ImageOptions, PodImages, image_of
+from longshore_sandbox_scheduler.runtimes.pod.layer_sender import LayerSender
 from longshore_sandbox_scheduler.runtimes.pod.pod_runtime import PodRuntime, PodRuntimeOptions
 from longshore_sandbox_scheduler.runtimes.pod.pod_spec import AGENT, PodOptions
 from longshore_sandbox_scheduler.runtimes.pod.reasons import MAIN, Graces
@@ -81,6 +82,7 @@ class Replicas:
             OpenNetwork(),
             PodImages(ImageOptions()),
             HealthProber(self.channels, self.mint),
+            LayerSender(self.channels, self.mint, 64),
             self.clock,
             PodOptions(
                 **{

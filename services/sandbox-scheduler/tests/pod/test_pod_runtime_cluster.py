@@ -97,7 +97,7 @@ async def test_one_life_costs_three_writes_of_ours_sandbox_operator_33(world: Re
     warm = name()
     await runtime.start_warm(warm, TEMPLATE)
     await until(lambda: [one for one in runtime.warm() if one.sandbox_id == warm and one.ready], "a ready warm pod")
-    sandbox = await runtime.claim(warm, tag("three"))
+    sandbox = await runtime.claim(warm, TEMPLATE, tag("three"))
     assert sandbox is not None
     result = await world.agent(sandbox).exec(["busybox", "echo", "hi"], timeout_s=10)
     assert result.stdout.head == b"hi\n"
@@ -117,14 +117,14 @@ async def test_a_claim_marks_the_pod_and_gives_it_a_deadline_that_it_did_not_hav
     # Network plugins annotate pods; a claim must not undo that.
     note = {"metadata": {"annotations": {"cni.example/ip": "1.2.3.4"}}}
     await world.ground.api.patch("pods", world.ground.namespace, warm, note)
-    sandbox = await runtime.claim(warm, tag("mark", deadline_s=1000.0))
+    sandbox = await runtime.claim(warm, TEMPLATE, tag("mark", deadline_s=1000.0))
     assert sandbox is not None
     pod = (await world.pods())[warm]
     assert 1000 <= pod["spec"]["activeDeadlineSeconds"] <= 1060
     assert pod["metadata"]["labels"]["longshore.dev/state"] == "claimed"
     assert pod["metadata"]["annotations"]["longshore.dev/claim-key"] == "key-mark"
     assert pod["metadata"]["annotations"]["cni.example/ip"] == "1.2.3.4"
-    assert await runtime.claim(warm, tag("again")) is None
+    assert await runtime.claim(warm, TEMPLATE, tag("again")) is None
     await runtime.discard(warm)
     assert warm in await world.pods()
     await sandbox.stop(DONE)
@@ -141,7 +141,8 @@ async def test_fifty_racing_claims_on_fifty_warm_give_fifty_distinct_agent_sandb
             await until(known, "fifty warm pods in both pictures")
         tries = [(replica, each) for each in names for replica in (one, other)]
         taken = await asyncio.gather(
-            *(replica.claim(each, tag(f"{i}")) for i, (replica, each) in enumerate(tries)), return_exceptions=True
+            *(replica.claim(each, TEMPLATE, tag(f"{i}")) for i, (replica, each) in enumerate(tries)),
+            return_exceptions=True,
         )
         assert not [each for each in taken if isinstance(each, BaseException)]
         got = [each for each in taken if isinstance(each, PodSandbox)]
@@ -157,10 +158,10 @@ async def test_a_used_pod_is_never_handed_out_again_opensandbox_723(world: Repli
     async with world.runtime() as dying:
         await dying.start_warm(warm, TEMPLATE)
         await until(lambda: warm in dying._informer.objects, "a warm pod")
-        assert await dying.claim(warm, tag("dying")) is not None
+        assert await dying.claim(warm, TEMPLATE, tag("dying")) is not None
     async with world.runtime(start_grace_s=0.0) as next_one:
         assert warm not in {one.sandbox_id for one in next_one.warm()}
-        assert await next_one.claim(warm, tag("thief")) is None
+        assert await next_one.claim(warm, TEMPLATE, tag("thief")) is None
         removed = await next_one.sweep(keep=())
         assert warm in {one.name for one in removed}
     await until(lambda: warm not in runtime._informer.objects, "the swept pod's end")
@@ -359,7 +360,7 @@ async def main():
             elif step == "claimed":
                 await runtime.start_warm("dies-claimed", TEMPLATE)
                 await until(lambda: "dies-claimed" in runtime._informer.objects, "a warm pod")
-                assert await runtime.claim("dies-claimed", tag())
+                assert await runtime.claim("dies-claimed", TEMPLATE, tag())
             os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())

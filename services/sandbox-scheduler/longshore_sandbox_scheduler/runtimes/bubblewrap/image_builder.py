@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
 import os
@@ -12,7 +11,7 @@ import tarfile
 import tempfile
 import time
 import tomllib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,19 @@ from longshore_sandbox_scheduler.domain.model import EndReason, Image, Limits, T
 from longshore_sandbox_scheduler.domain.output import OutputBuffer
 from longshore_sandbox_scheduler.domain.runtime import Command, PreparedImage, SandboxEnd
 from longshore_sandbox_scheduler.runtimes.bubblewrap.base_tree import BaseTree, BaseTrees
-from longshore_sandbox_scheduler.runtimes.bubblewrap.copy_plan import (
-    ContextError,
+from longshore_sandbox_scheduler.runtimes.bubblewrap.sandbox import BubblewrapSandbox
+from longshore_sandbox_scheduler.runtimes.bubblewrap.trees import layer_digest, own_tree, remove_tree, replace_folder
+from longshore_sandbox_scheduler.runtimes.copy_plan import (
+    DOCKERFILE,
     Entry,
     LayerWriter,
     file_mode,
+    line_named,
     plan_copy,
 )
-from longshore_sandbox_scheduler.runtimes.bubblewrap.sandbox import BubblewrapSandbox
-from longshore_sandbox_scheduler.runtimes.bubblewrap.trees import layer_digest, own_tree, remove_tree, replace_folder
 
 _FORMAT = 1
 _OUTPUT_KEPT = 8192
-_WHERE = "environment/Dockerfile"
 
 StartBuildSandbox = Callable[[str, Path, Limits], Awaitable[BubblewrapSandbox]]
 """(base key, folder with `upper` and `work`, limits) -> a sandbox that writes into that folder's upper."""
@@ -127,9 +126,9 @@ class ImageBuilder:
         if name is None:
             known = ", ".join(sorted(self._options.recipes))
             raise InvalidSpec(
-                f"{_WHERE}:{file.base_line}: FROM {file.base}: no such local base; this machine has {known} "
+                f"{DOCKERFILE}:{file.base_line}: FROM {file.base}: no such local base; this machine has {known} "
                 "(add it to the scheduler's `bases`, or use the pod runtime)",
-                field=f"{_WHERE}:{file.base_line}",
+                field=f"{DOCKERFILE}:{file.base_line}",
             )
         return name
 
@@ -157,7 +156,7 @@ class ImageBuilder:
             path.chmod(0o755)
         writer = LayerWriter(base.path, upper)
         for step in steps:
-            with _line_named(step.line):
+            with line_named(step.line):
                 if isinstance(step, MakeFolder):
                     writer.make_folder(step.path)
                 elif isinstance(step, Copy):
@@ -169,7 +168,7 @@ class ImageBuilder:
     async def _step_inside(
         self, sandbox: BubblewrapSandbox, step: Copy | Run | MakeFolder, context: Path, timeout_s: float
     ) -> None:
-        with _line_named(step.line):
+        with line_named(step.line):
             if isinstance(step, MakeFolder):
                 await sandbox.make_dirs(step.path)
             elif isinstance(step, Copy):
@@ -201,18 +200,6 @@ class ImageBuilder:
         return self._image(base, await asyncio.to_thread(finish))
 
 
-@contextlib.contextmanager
-def _line_named(line: int) -> Iterator[None]:
-    """Errors of this block say which line of the Dockerfile they come from."""
-    where = f"{_WHERE}:{line}"
-    try:
-        yield
-    except ContextError as error:
-        raise InvalidSpec(f"{where}: COPY: {error}", field=where) from error
-    except InvalidSpec as error:
-        raise InvalidSpec(f"{where}: {error.message}", field=where) from error
-
-
 def _read_dockerfile(context: Path, task: TaskEnvironment) -> Dockerfile:
     folder = context / "environment"
     for name in ("docker-compose.yaml", "docker-compose.yml"):
@@ -231,7 +218,7 @@ def _read_dockerfile(context: Path, task: TaskEnvironment) -> Dockerfile:
         try:
             file = parse(path.read_bytes().decode())
         except UnicodeDecodeError as error:
-            raise InvalidSpec(f"{_WHERE} is not UTF-8: {error}", field=_WHERE) from error
+            raise InvalidSpec(f"{DOCKERFILE} is not UTF-8: {error}", field=DOCKERFILE) from error
     else:
         file = _from_image_name(context)
     workdir = file.workdir if any(isinstance(step, MakeFolder) for step in file.steps) else task.workdir or "/"
@@ -245,7 +232,7 @@ def _from_image_name(context: Path) -> Dockerfile:
         raise InvalidSpec(f"task.toml cannot be read: {error}", field="task.toml") from error
     name = environment.get("docker_image")
     if not isinstance(name, str) or not name:
-        raise InvalidSpec("the task has neither environment/Dockerfile nor environment.docker_image", field=_WHERE)
+        raise InvalidSpec("the task has neither environment/Dockerfile nor environment.docker_image", field=DOCKERFILE)
     return parse(f"FROM {name}\n", "task.toml environment.docker_image")
 
 

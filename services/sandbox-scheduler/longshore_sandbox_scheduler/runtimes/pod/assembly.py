@@ -18,6 +18,7 @@ from longshore_sandbox_scheduler.runtimes.pod.images import ImageOptions, PodIma
 from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi, KubeOptions
 from longshore_sandbox_scheduler.runtimes.pod.kube_errors import KubeError
 from longshore_sandbox_scheduler.runtimes.pod.kube_objects import KubeObjects
+from longshore_sandbox_scheduler.runtimes.pod.layer_sender import LayerSender
 from longshore_sandbox_scheduler.runtimes.pod.leadership import LeaseLeadership, LeaseOptions
 from longshore_sandbox_scheduler.runtimes.pod.network import NetworkKeeper, NetworkOptions
 from longshore_sandbox_scheduler.runtimes.pod.placement import COMPONENT, MANAGED_BY, MANAGER, RELEASE, Placement
@@ -130,14 +131,18 @@ async def assemble(
         await api.close()
         raise
     timeout_ms = int(1000 * settings.start.start_timeout_s)
-    health = HealthProber(channels, lambda sandbox, instance: mint(sandbox, instance, clock.now_ms() + timeout_ms))
+
+    def token(sandbox: str, instance: str) -> str:
+        return mint(sandbox, instance, clock.now_ms() + timeout_ms)
+
     tunnels = ExecTunnels(api, settings.namespace, MAIN, (AGENT, "connect")) if settings.agent_through_api else None
     runtime = PodRuntime(
         api,
         place,
         NetworkKeeper(KubeObjects(api, settings.namespace), place, settings.network_options()),
         PodImages(settings.images),
-        prober or health,
+        prober or HealthProber(channels, token),
+        LayerSender(channels, token, settings.images.concurrent_layers),
         clock,
         options,
         settings.start,

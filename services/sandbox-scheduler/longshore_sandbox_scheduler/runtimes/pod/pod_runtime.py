@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from longshore_common.clock import Clock
-from longshore_common.errors import LongshoreError, PermissionDenied, Unavailable
+from longshore_common.errors import InvalidSpec, LongshoreError, PermissionDenied, QuotaExceeded, Unavailable
 from longshore_common.log import get_logger
-from longshore_sandbox_scheduler.domain.model import EndReason, NetworkClass, TaskEnvironment, Template
+from longshore_sandbox_scheduler.domain import metrics
+from longshore_sandbox_scheduler.domain.model import EndReason, Image, NetworkClass, TaskEnvironment, Template
 from longshore_sandbox_scheduler.domain.runtime import (
     ClaimTag,
     PreparedImage,
@@ -25,10 +26,11 @@ from longshore_sandbox_scheduler.domain.runtime import (
 from longshore_sandbox_scheduler.runtimes.pod import pod_spec, reasons
 from longshore_sandbox_scheduler.runtimes.pod.agent_prober import AgentProber
 from longshore_sandbox_scheduler.runtimes.pod.agent_ways import AgentWays, PodAddresses
-from longshore_sandbox_scheduler.runtimes.pod.images import PodImages
+from longshore_sandbox_scheduler.runtimes.pod.images import PodImages, layered
 from longshore_sandbox_scheduler.runtimes.pod.informer import Informer
 from longshore_sandbox_scheduler.runtimes.pod.kube_api import KubeApi
 from longshore_sandbox_scheduler.runtimes.pod.kube_errors import KubeError
+from longshore_sandbox_scheduler.runtimes.pod.layer_sender import LayerSender
 from longshore_sandbox_scheduler.runtimes.pod.placement import NETWORK, Placement
 from longshore_sandbox_scheduler.runtimes.pod.pod_view import pod_view
 from longshore_sandbox_scheduler.runtimes.pod.prepull import PrePuller
@@ -147,6 +149,7 @@ class PodRuntime:
         networks: Networks,
         images: PodImages,
         prober: AgentProber,
+        sender: LayerSender,
         clock: Clock,
         pods: pod_spec.PodOptions,
         options: PodRuntimeOptions,
@@ -160,6 +163,7 @@ class PodRuntime:
         self._networks = networks
         self._images = images
         self._prober = prober
+        self._sender = sender
         self._clock = clock
         self._pods = pods
         self._options = options
@@ -329,13 +333,16 @@ class PodRuntime:
     # -- starting and claiming
 
     async def launch(self, sandbox_id: str, template: Template, tag: ClaimTag) -> PodSandbox:
+        tar = await self._images.layer(template.image)
         starting = _Starting(asyncio.get_running_loop().create_future())
         self._starting[sandbox_id] = starting
         try:
             uid = await self._create(sandbox_id, template, tag)
             try:
                 async with asyncio.timeout(self._options.start_timeout_s):
-                    return await self._started(starting, sandbox_id, uid)
+                    sandbox = await self._started(starting, sandbox_id, uid)
+                    await self._fill(sandbox, template.image, tar)
+                    return sandbox
             except TimeoutError:
                 text = f"its agent did not answer within {self._options.start_timeout_s:.0f} s"
                 raise SandboxFailed(EndReason.START_FAILED, f"sandbox {sandbox_id}: {text}") from None
@@ -352,18 +359,29 @@ class PodRuntime:
         sandbox = self._sandbox(found)
         if sandbox.instance != uid:
             raise SandboxFailed(EndReason.LOST, f"sandbox {sandbox_id} was replaced by another pod of its name")
-        address = sandbox.access.address
-        answers: asyncio.Future[Any] = asyncio.ensure_future(self._prober.answers(address, sandbox_id, uid))
-        try:
-            waited: set[asyncio.Future[Any]] = {answers, sandbox.ended}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if sandbox.ended.done():
-                end = sandbox.ended.result()
-                raise SandboxFailed(end.reason, f"sandbox {sandbox_id} ended as it started: {end.detail}")
-            answers.result()
-        finally:
-            answers.cancel()
+        await _unless_ended(sandbox, self._prober.answers(sandbox.access.address, sandbox_id, uid))
         return sandbox
+
+    async def _fill(self, sandbox: PodSandbox, image: Image, tar: bytes) -> None:
+        """Puts the image's layer into a sandbox whose agent answers.
+
+        Raises InvalidSpec when the layer cannot be put over this base, SandboxFailed.
+        """
+        if not image.layer:
+            return
+        began = self._clock.monotonic()
+        address = sandbox.access.address
+        sending = self._sender.send(address, sandbox.sandbox_id, sandbox.instance, image.layer, tar)
+        try:
+            await _unless_ended(sandbox, sending)
+        except InvalidSpec as error:
+            raise InvalidSpec(
+                f"environment/Dockerfile: COPY over its base: {error.message}", field=error.field
+            ) from error
+        except QuotaExceeded as error:
+            raise SandboxFailed(EndReason.START_FAILED, f"the task's files do not fit: {error.message}") from error
+        sandbox.image_digest = layered(sandbox.image_digest or image.base_digest, image.layer)
+        metrics.LAYER_SECONDS.observe(self._clock.monotonic() - began)
 
     def _sandbox(self, pod: Pod) -> PodSandbox:
         name = pod["metadata"]["name"]
@@ -417,10 +435,11 @@ class PodRuntime:
     async def start_warm(self, sandbox_id: str, template: Template) -> None:
         await self._create(sandbox_id, template, None)
 
-    async def claim(self, sandbox_id: str, tag: ClaimTag) -> PodSandbox | None:
+    async def claim(self, sandbox_id: str, template: Template, tag: ClaimTag) -> PodSandbox | None:
         pod = self._informer.objects.get(sandbox_id)
         if pod is None or self._state(pod) != pod_spec.WARM:
             return None
+        tar = await self._images.layer(template.image)  # Before the pod is taken: making it again may fail.
         state = pod_spec.STATE.replace("/", "~1")
         now_s = self._clock.now_ms() / 1000
         # Counted from the pod's own start, not from the claim.
@@ -446,7 +465,20 @@ class PodRuntime:
         if "deletionTimestamp" in claimed["metadata"] or reasons.end_of(claimed, deleted=False) is not None:
             await self.delete_pod(sandbox_id, claimed["metadata"]["uid"])
             return None
-        return self._sandbox(claimed)
+        return await self._filled(self._sandbox(claimed), template.image, tar)
+
+    async def _filled(self, sandbox: PodSandbox, image: Image, tar: bytes) -> PodSandbox | None:
+        """A claimed warm sandbox with its layer; None when it broke on the way, and is deleted."""
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                await self._fill(sandbox, image, tar)
+        except BaseException as error:
+            await asyncio.shield(self.delete_pod(sandbox.sandbox_id, sandbox.instance))
+            if isinstance(error, InvalidSpec) or not isinstance(error, LongshoreError | TimeoutError):
+                raise
+            log.warning("a warm sandbox broke at its claim", sandbox_id=sandbox.sandbox_id, error=str(error))
+            return None
+        return sandbox
 
     async def discard(self, sandbox_id: str) -> None:
         pod = self._informer.objects.get(sandbox_id)
@@ -537,6 +569,20 @@ class PodRuntime:
         if now_s - float(claimed_at) > self._options.start_grace_s:
             return "claimed, and on no record"
         return ""
+
+
+async def _unless_ended(sandbox: PodSandbox, work: Coroutine[Any, Any, None]) -> None:
+    """Raises SandboxFailed when the sandbox ends first."""
+    task = asyncio.ensure_future(work)
+    try:
+        waited: set[asyncio.Future[Any]] = {task, sandbox.ended}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if sandbox.ended.done():
+            end = sandbox.ended.result()
+            raise SandboxFailed(end.reason, f"sandbox {sandbox.sandbox_id} ended as it started: {end.detail}")
+        task.result()
+    finally:
+        task.cancel()
 
 
 def _create_error(sandbox_id: str, error: KubeError) -> LongshoreError:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from longshore_common.errors import InvalidSpec
 from longshore_sandbox_scheduler.domain.dockerfile import Copy
 
+DOCKERFILE = "environment/Dockerfile"
 _MAX_LINKS = 40
 
 
@@ -26,6 +28,18 @@ class Entry:
 
 class ContextError(Exception):
     """A COPY that cannot be done; the caller adds the line."""
+
+
+@contextlib.contextmanager
+def line_named(line: int) -> Iterator[None]:
+    """Errors of this block say which line of the Dockerfile they come from."""
+    where = f"{DOCKERFILE}:{line}"
+    try:
+        yield
+    except ContextError as error:
+        raise InvalidSpec(f"{where}: COPY: {error}", field=where) from error
+    except InvalidSpec as error:
+        raise InvalidSpec(f"{where}: {error.message}", field=where) from error
 
 
 def plan_copy(step: Copy, context: Path, destination_is_folder: bool) -> list[Entry]:
