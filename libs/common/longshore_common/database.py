@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-import asyncpg
 from sqlalchemy import event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -84,12 +83,13 @@ class _WholeStatements(AsyncConnection):
 def storage_error(error: Exception) -> LongshoreError | None:
     """The error of the tree for a full disk or an unreachable database; None for any other fault.
 
-    What asyncpg raises bare comes from connecting: wrong password, no such database, still starting.
+    A driver's error without a statement comes from connecting: wrong password, no such database, still starting.
     """
     said = str(error)
     if any(part in said for part in _FULL) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return QuotaExceeded("the disk is full: nothing was written; free space and try again", which="disk")
-    if isinstance(error, OperationalError | ConnectionError | TimeoutError | socket.gaierror | asyncpg.PostgresError):
+    connecting = isinstance(error, DBAPIError) and error.statement is None
+    if connecting or isinstance(error, OperationalError | ConnectionError | TimeoutError | socket.gaierror):
         return Unavailable(f"the database cannot be used: {said.splitlines()[0]}")
     return None
 
@@ -98,7 +98,7 @@ def storage_error(error: Exception) -> LongshoreError | None:
 def _mapped() -> Any:
     try:
         yield
-    except (DBAPIError, OSError, asyncpg.PostgresError) as error:
+    except (DBAPIError, OSError) as error:
         mapped = storage_error(error)
         if mapped is None:
             raise

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import pwd
 import shutil
-import socket
-import subprocess
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from longshore_common.clock import SystemClock
-from longshore_common.database import Database, migrate
+from longshore_common.database import Database, migrate, with_schema
 from longshore_trajectory_store.bootstrap import open_database
 from longshore_trajectory_store.store.sql_store import SqlTrajectoryStore
 
@@ -25,64 +20,14 @@ PACKAGE = "longshore_trajectory_store.store"
 TABLES = "runs, groups, attempts, turns, batches"
 
 
-def _binaries() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return found[-1].parent if found else None
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def _as_user(home: Path) -> list[str]:
-    """Postgres refuses to run as root."""
-    if os.geteuid() != 0:
-        return []
-    user = pwd.getpwnam("nobody")
-    os.chown(home, user.pw_uid, user.pw_gid)
-    return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-
-
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    """A server of this session, migrated; skipped when no server binaries are installed."""
-    binaries = _binaries()
-    if binaries is None:
-        pytest.skip("no Postgres server binaries under /usr/lib/postgresql/*/bin")
-    home = Path(subprocess.check_output(["mktemp", "-d", "/tmp/longshore-pg-XXXXXX"], text=True).strip())
-    user = _as_user(home)
-    port = _free_port()
-    initdb = [str(binaries / "initdb"), "-D", str(home / "data"), "-A", "trust", "-U", "longshore", "-N"]
-    subprocess.run([*user, *initdb], check=True, capture_output=True, cwd="/")
-    options = ["-p", str(port), "-k", str(home), "-h", "127.0.0.1", "-F", "-c", "max_connections=60"]
-    with (home / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [*user, str(binaries / "postgres"), "-D", str(home / "data"), *options], stdout=log, stderr=log, cwd="/"
-        )
-    try:
-        _wait_until_ready(binaries, home, port, server)
-        url = f"postgresql+asyncpg://longshore@127.0.0.1:{port}/postgres"
-        # A thread of its own: the fixture may be asked for while a test's loop runs.
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(migrate, url, PACKAGE).result()
-        yield url
-    finally:
-        server.send_signal(3)  # SIGQUIT: immediate shutdown
-        server.wait(timeout=20)
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _wait_until_ready(binaries: Path, home: Path, port: int, server: subprocess.Popen[bytes]) -> None:
-    check = [str(binaries / "pg_isready"), "-h", "127.0.0.1", "-p", str(port), "-q"]
-    for _ in range(200):
-        if subprocess.run(check, check=False).returncode == 0:
-            return
-        if server.poll() is not None:
-            break
-        time.sleep(0.05)
-    raise AssertionError(f"Postgres did not start: {(home / 'log').read_text()}")
+def postgres_url(postgres_server: str) -> str:
+    """A schema of this session's server, migrated."""
+    url = with_schema(postgres_server, "trajectory")
+    # A thread of its own: the fixture may be asked for while a test's loop runs.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(migrate, url, PACKAGE).result()
+    return url
 
 
 @pytest.fixture(scope="session")
