@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from longshore_cli.commands import db, demo, doctor, policy, report, run, sandbox, task, up
+from longshore_cli.commands import artifact, db, demo, doctor, policy, report, run, sandbox, task, up
 from longshore_cli.frame import CommandGroup
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ app.add_typer(run.app, name="run")
 app.add_typer(task.app, name="task")
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(policy.app, name="policy")
+app.add_typer(artifact.app, name="artifact")
 app.add_typer(report.app, name="report")
 app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)

@@ -11,6 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+_MIB = 1024 * 1024
+_QUIET_S = 2.0
+_EVERY_S = 2.0
+
 
 class Output(StrEnum):
     """Forms of a command's data."""
@@ -52,6 +56,21 @@ def print_fields(fields: Sequence[tuple[str, object]]) -> None:
 def note(text: str) -> None:
     """One line of progress on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+class TransferProgress:
+    """Says on stderr how far a transfer is, once it takes longer than a moment."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._next = time.monotonic() + _QUIET_S
+
+    def __call__(self, done: int) -> None:
+        """Takes the bytes so far."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _EVERY_S
+            note(f"{self._verb} {done / _MIB:.1f} MiB")
 
 
 def age(at_ms: int) -> str:

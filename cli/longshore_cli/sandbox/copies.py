@@ -10,21 +10,17 @@ import shutil
 import stat
 import tarfile
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from longshore_cli.errors import CliError
-from longshore_cli.output import note
+from longshore_cli.output import TransferProgress
 from longshore_common.agent_client import AgentClient
 from longshore_common.bundle import unpack_tar_file
 from longshore_common.errors import InvalidSpec
 
 _INSIDE = re.compile(r"(?P<sandbox>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<path>.*)", re.DOTALL)
-_MIB = 1024 * 1024
-_QUIET_S = 2.0
-_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ async def _upload(agent: AgentClient, wanted: Copy) -> Copied:
     elif source.is_file():
         mode = stat.S_IMODE(source.stat().st_mode)
         with _opened(source) as file:
-            size = await agent.upload_from(target, file, mode=mode, progress=_Progress("sent"))
+            size = await agent.upload_from(target, file, mode=mode, progress=TransferProgress("sent"))
     else:
         raise CliError(f"{source}: neither a file nor a folder")
     return Copied(str(source), f"{wanted.sandbox_id}:{target}", size)
@@ -112,7 +108,7 @@ async def _upload_folder(agent: AgentClient, source: Path, target: str) -> int:
             await asyncio.to_thread(_pack, source, file)
         except OSError as error:
             raise CliError(f"{error.filename or source}: {error.strerror or error}") from error
-        return await agent.upload_from(target, file, tar=True, progress=_Progress("sent"))
+        return await agent.upload_from(target, file, tar=True, progress=TransferProgress("sent"))
 
 
 def _pack(source: Path, file: BinaryIO) -> None:
@@ -174,7 +170,7 @@ async def _download_file(agent: AgentClient, source: str, target: Path, mode: in
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            size = await agent.download_to(source, file, max_bytes=max_bytes, progress=_Progress("received"))
+            size = await agent.download_to(source, file, max_bytes=max_bytes, progress=TransferProgress("received"))
         # Neither setuid nor writable for others: the sandbox chose these bits.
         os.chmod(name, mode & 0o755 | 0o600)
         os.replace(name, target)
@@ -189,7 +185,9 @@ async def _download_folder(agent: AgentClient, source: str, target: Path, max_by
     staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         with tempfile.TemporaryFile(dir=staged) as file:
-            size = await agent.download_to(source, file, max_bytes=max_bytes, tar=True, progress=_Progress("received"))
+            size = await agent.download_to(
+                source, file, max_bytes=max_bytes, tar=True, progress=TransferProgress("received")
+            )
             file.seek(0)
             await asyncio.to_thread(_unpack, file, staged / "content", source)
         os.replace(staged / "content", target)
@@ -203,17 +201,3 @@ def _unpack(file: BinaryIO, folder: Path, source: str) -> None:
         unpack_tar_file(file, folder)
     except InvalidSpec as error:
         raise CliError(f"{source} is not copied: {error.message}") from error
-
-
-class _Progress:
-    """Says how far a copy is, once it takes longer than a moment."""
-
-    def __init__(self, verb: str) -> None:
-        self._verb = verb
-        self._next = time.monotonic() + _QUIET_S
-
-    def __call__(self, done: int) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + _EVERY_S
-            note(f"{self._verb} {done / _MIB:.1f} MiB")

@@ -15,6 +15,7 @@ from longshore_common.grpc_client import open_channel
 from longshore_controller.api.rest import make_rest
 from longshore_controller.api.servicer import Application, ControllerServicer
 from longshore_controller.application.announcing import DemandAnnouncer
+from longshore_controller.application.artifacts import ArtifactService
 from longshore_controller.application.closing import RunCloser
 from longshore_controller.application.context import RunContexts
 from longshore_controller.application.driver import RunDriver
@@ -32,6 +33,7 @@ from longshore_controller.application.trainer_jobs import TrainerJobs
 from longshore_controller.application.training import Training
 from longshore_controller.application.warm_start import Serving, WarmStart
 from longshore_controller.application.watching import EventWatcher
+from longshore_controller.clients.artifact_store import FolderArtifactStore
 from longshore_controller.clients.artifacts import LocalArtifacts
 from longshore_controller.clients.catalog import GrpcCatalog
 from longshore_controller.clients.gateway import GrpcGateway
@@ -39,7 +41,15 @@ from longshore_controller.clients.launcher import SubprocessLauncher
 from longshore_controller.clients.sandboxes import GrpcSandboxDemand
 from longshore_controller.clients.trajectory import GrpcTrajectory
 from longshore_controller.domain.jobs import Addresses
-from longshore_controller.domain.ports import Artifacts, Catalog, Gateway, JobLauncher, SandboxDemand, Trajectory
+from longshore_controller.domain.ports import (
+    Artifacts,
+    ArtifactStore,
+    Catalog,
+    Gateway,
+    JobLauncher,
+    SandboxDemand,
+    Trajectory,
+)
 from longshore_controller.settings import Settings
 from longshore_controller.signals import Signal
 from longshore_controller.store.leases import SqlLeaseStore
@@ -58,6 +68,7 @@ class Adapters:
     gateway: Gateway
     launcher: JobLauncher
     artifacts: Artifacts
+    pushed: ArtifactStore
     demand: SandboxDemand
     clock: Clock
 
@@ -120,6 +131,7 @@ def wire(settings: Settings, database: Database, adapters: Adapters) -> Parts:
         steps=StepService(runs),
         watcher=EventWatcher(runs, changed),
         reports=reports,
+        artifacts=ArtifactService(runs, adapters.artifacts, adapters.pushed),
         clock=adapters.clock,
     )
     announcer = DemandAnnouncer(runs, stores.work, stores.contexts, adapters.demand, work_added)
@@ -186,6 +198,7 @@ def _driver(
 def _adapters(settings: Settings, channels: dict[str, grpc.aio.Channel]) -> Adapters:
     home = settings.data_dir.absolute().parent
     secret = settings.secret.get_secret_value()
+    clock = SystemClock()
     return Adapters(
         catalog=GrpcCatalog(channels["catalog"]),
         trajectory=GrpcTrajectory(channels["trajectory"]),
@@ -198,8 +211,9 @@ def _adapters(settings: Settings, channels: dict[str, grpc.aio.Channel]) -> Adap
             settings.trainer_threads,
         ),
         artifacts=LocalArtifacts(settings.base_dir, settings.checkpoints_dir or home / "checkpoints"),
+        pushed=FolderArtifactStore(settings.base_dir, clock, settings.max_artifact_mb * 1024 * 1024),
         demand=GrpcSandboxDemand(channels["scheduler"]),
-        clock=SystemClock(),
+        clock=clock,
     )
 
 

@@ -35,6 +35,9 @@ class Settings(ServiceSettings):
     base_dir: Path = Path()
     """Relative paths in run specs start here; default: the working folder."""
 
+    max_artifact_mb: int = Field(default=256 * 1024, ge=1)
+    """Largest artifact that may be pushed into base_dir, MiB; while it arrives it takes twice its size there."""
+
     checkpoints_dir: Path | None = None
     """Parent of each run's checkpoint folder; none: checkpoints beside data_dir."""
 

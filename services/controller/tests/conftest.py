@@ -17,6 +17,7 @@ from longshore_common.clock import SystemClock
 from longshore_common.database import Database, migrate
 from longshore_common.grpc_client import open_channel
 from longshore_controller.bootstrap import Adapters, Parts, wire
+from longshore_controller.clients.artifact_store import FolderArtifactStore
 from longshore_controller.clients.trajectory import GrpcTrajectory
 from longshore_controller.domain.records import RunRecord
 from longshore_controller.domain.vocabulary import LeaseState, RunState
@@ -24,6 +25,8 @@ from longshore_controller.settings import Settings
 from longshore_controller.store import tables as t
 
 from .fakes import FakeArtifacts, FakeCatalog, FakeDemand, FakeGateway, FakeLauncher, FakeWorker, Gate
+
+MAX_ARTIFACT_BYTES = 4 * 1024 * 1024
 
 
 @dataclass
@@ -53,6 +56,7 @@ class Harbor:
             self.gateway,
             self.launcher,
             FakeArtifacts(self.root),
+            FolderArtifactStore(self.root, SystemClock(), MAX_ARTIFACT_BYTES),
             self.demand,
             SystemClock(),
         )

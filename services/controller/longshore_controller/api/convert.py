@@ -10,7 +10,9 @@ from longshore.sandbox.v1 import sandbox_pb2 as sandbox
 from longshore.trajectory.v1 import trajectory_pb2 as trajectory
 from longshore_common.digests import canonical_json
 from longshore_common.errors import InvalidSpec
+from longshore_controller.application.artifacts import ListedArtifact
 from longshore_controller.application.leasing import GrantedLease
+from longshore_controller.domain.artifacts import ArtifactHeader, ArtifactKind
 from longshore_controller.domain.leases import LeaseRef
 from longshore_controller.domain.records import AttemptCounts, EventRecord, RunRecord, StepRecord
 from longshore_controller.domain.spec import SandboxSpec
@@ -125,4 +127,26 @@ def step_from_proto(request: pb.ReportStepRequest, now_ms: int) -> StepRecord:
         seconds=dict(request.seconds),
         total_steps=request.total_steps,
         at_ms=now_ms,
+    )
+
+
+def artifact_header(header: pb.ArtifactHeader) -> ArtifactHeader:
+    """Raises InvalidSpec: no such kind, name or digest."""
+    kind = pb.ArtifactKind.Name(header.kind).removeprefix("ARTIFACT_KIND_").lower()
+    if kind not in set(ArtifactKind):
+        raise InvalidSpec("PutArtifact: the kind must be file or tree", field="kind")
+    return ArtifactHeader(header.name, ArtifactKind(kind), header.digest)
+
+
+def artifact_to_proto(listed: ListedArtifact) -> pb.Artifact:
+    """An artifact with its users."""
+    one = listed.stored
+    return pb.Artifact(
+        name=one.name,
+        kind=pb.ArtifactKind.Value(f"ARTIFACT_KIND_{one.kind.name}"),
+        digest=one.digest,
+        bytes=one.bytes,
+        files=one.files,
+        put_at_ms=one.put_at_ms,
+        used_by=listed.used_by,
     )

@@ -11,7 +11,10 @@ import grpc.aio
 from longshore.controller.v1 import controller_pb2 as pb
 from longshore.controller.v1 import controller_pb2_grpc as rpc
 from longshore_common.clock import Clock
+from longshore_common.errors import InvalidSpec
 from longshore_controller.api.convert import (
+    artifact_header,
+    artifact_to_proto,
     event_to_proto,
     failure_name,
     lease_to_proto,
@@ -20,6 +23,7 @@ from longshore_controller.api.convert import (
     run_to_proto,
     step_from_proto,
 )
+from longshore_controller.application.artifacts import ArtifactService
 from longshore_controller.application.leasing import Failure, LeaseService
 from longshore_controller.application.manager import RunManager
 from longshore_controller.application.queries import RunQueries
@@ -42,6 +46,7 @@ class Application:
     steps: StepService
     watcher: EventWatcher
     reports: ReportService
+    artifacts: ArtifactService
     clock: Clock
 
 
@@ -100,3 +105,25 @@ class ControllerServicer(rpc.ControllerServiceServicer):
     async def ReportStep(self, request: pb.ReportStepRequest, context: Context) -> pb.ReportStepResponse:
         record = step_from_proto(request, self._app.clock.now_ms())
         return pb.ReportStepResponse(stop=await self._app.steps.report(record))
+
+    async def PutArtifact(
+        self, requests: AsyncIterator[pb.PutArtifactRequest], context: Context
+    ) -> pb.PutArtifactResponse:
+        first = await anext(aiter(requests), pb.PutArtifactRequest())
+        if not first.HasField("header"):
+            raise InvalidSpec("PutArtifact: the first message must be the header", field="header")
+
+        async def data() -> AsyncIterator[bytes]:
+            async for request in requests:
+                yield request.data
+
+        artifact, changed = await self._app.artifacts.put(artifact_header(first.header), data())
+        return pb.PutArtifactResponse(artifact=artifact_to_proto(artifact), changed=changed)
+
+    async def ListArtifacts(self, request: pb.ListArtifactsRequest, context: Context) -> pb.ListArtifactsResponse:
+        found = await self._app.artifacts.listed()
+        return pb.ListArtifactsResponse(artifacts=[artifact_to_proto(one) for one in found])
+
+    async def RemoveArtifact(self, request: pb.RemoveArtifactRequest, context: Context) -> pb.RemoveArtifactResponse:
+        await self._app.artifacts.remove(request.name)
+        return pb.RemoveArtifactResponse()

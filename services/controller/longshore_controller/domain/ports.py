@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
+from longshore_controller.domain.artifacts import ArtifactHeader, StoredArtifact
 from longshore_controller.domain.evaluation import AttemptResult
 from longshore_controller.domain.jobs import JobFile
 from longshore_controller.domain.plan import CatalogDataset, CatalogTask, ModelIdentity
@@ -157,4 +159,32 @@ class Artifacts(Protocol):
 
     async def tree_digest(self, folder: Path) -> str:
         """Digest of a folder."""
+        ...
+
+
+class ArtifactStore(Protocol):
+    """Artifacts that users push, at the places that `Artifacts.resolve` gives for their names."""
+
+    def received(
+        self, header: ArtifactHeader, data: AsyncIterator[bytes]
+    ) -> AbstractAsyncContextManager[StoredArtifact]:
+        """Takes the data aside and checks it; it is gone after the block unless `place` was called.
+
+        Raises InvalidSpec when it is not what the header says, QuotaExceeded.
+        """
+        ...
+
+    async def place(self, name: str, received: StoredArtifact) -> StoredArtifact:
+        """Puts it where it belongs in one step, in the place of an earlier one.
+
+        Raises Conflict when something is there that was not pushed.
+        """
+        ...
+
+    async def all(self) -> list[StoredArtifact]:
+        """By name."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Removes one; absent is no error."""
         ...

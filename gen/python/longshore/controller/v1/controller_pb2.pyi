@@ -61,6 +61,27 @@ RUN_STATE_INTERRUPTED: RunState.ValueType  # 9
 """Its process went away; it can be resumed."""
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
+class _ArtifactKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ArtifactKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ArtifactKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ARTIFACT_KIND_UNSPECIFIED: _ArtifactKind.ValueType  # 0
+    ARTIFACT_KIND_FILE: _ArtifactKind.ValueType  # 1
+    """One file; the data is its content, the digest that of the bytes."""
+    ARTIFACT_KIND_TREE: _ArtifactKind.ValueType  # 2
+    """A folder; the data is an uncompressed tar, the digest a tree digest."""
+
+class ArtifactKind(_ArtifactKind, metaclass=_ArtifactKindEnumTypeWrapper): ...
+
+ARTIFACT_KIND_UNSPECIFIED: ArtifactKind.ValueType  # 0
+ARTIFACT_KIND_FILE: ArtifactKind.ValueType  # 1
+"""One file; the data is its content, the digest that of the bytes."""
+ARTIFACT_KIND_TREE: ArtifactKind.ValueType  # 2
+"""A folder; the data is an uncompressed tar, the digest a tree digest."""
+Global___ArtifactKind: _TypeAlias = ArtifactKind  # noqa: Y015
+
 @_typing.final
 class Run(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -841,3 +862,188 @@ class ReportStepResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportStepResponse: _TypeAlias = ReportStepResponse  # noqa: Y015
+
+@_typing.final
+class Artifact(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    PUT_AT_MS_FIELD_NUMBER: _builtins.int
+    USED_BY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Relative path, as run specs name it."""
+    kind: Global___ArtifactKind.ValueType
+    digest: _builtins.str
+    bytes: _builtins.int
+    files: _builtins.int
+    put_at_ms: _builtins.int
+    @_builtins.property
+    def used_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Runs that have not ended and use it."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: Global___ArtifactKind.ValueType = ...,
+        digest: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        files: _builtins.int = ...,
+        put_at_ms: _builtins.int = ...,
+        used_by: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest", b"digest", "files", b"files", "kind", b"kind", "name", b"name", "put_at_ms", b"put_at_ms", "used_by", b"used_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Artifact: _TypeAlias = Artifact  # noqa: Y015
+
+@_typing.final
+class ArtifactHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    kind: Global___ArtifactKind.ValueType
+    digest: _builtins.str
+    """"sha256:..." of what will be there; checked before anything changes."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: Global___ArtifactKind.ValueType = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "kind", b"kind", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArtifactHeader: _TypeAlias = ArtifactHeader  # noqa: Y015
+
+@_typing.final
+class PutArtifactRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    @_builtins.property
+    def header(self) -> Global___ArtifactHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ArtifactHeader | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "header", b"header", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "header", b"header", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "data"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___PutArtifactRequest: _TypeAlias = PutArtifactRequest  # noqa: Y015
+
+@_typing.final
+class PutArtifactResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARTIFACT_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """False: it was there already, with this digest."""
+    @_builtins.property
+    def artifact(self) -> Global___Artifact: ...
+    def __init__(
+        self,
+        *,
+        artifact: Global___Artifact | None = ...,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutArtifactResponse: _TypeAlias = PutArtifactResponse  # noqa: Y015
+
+@_typing.final
+class ListArtifactsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListArtifactsRequest: _TypeAlias = ListArtifactsRequest  # noqa: Y015
+
+@_typing.final
+class ListArtifactsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Artifact]: ...
+    def __init__(
+        self,
+        *,
+        artifacts: _abc.Iterable[Global___Artifact] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListArtifactsResponse: _TypeAlias = ListArtifactsResponse  # noqa: Y015
+
+@_typing.final
+class RemoveArtifactRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveArtifactRequest: _TypeAlias = RemoveArtifactRequest  # noqa: Y015
+
+@_typing.final
+class RemoveArtifactResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveArtifactResponse: _TypeAlias = RemoveArtifactResponse  # noqa: Y015

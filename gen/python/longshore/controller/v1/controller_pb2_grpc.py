@@ -90,6 +90,21 @@ class ControllerServiceStub:
                 request_serializer=longshore_dot_controller_dot_v1_dot_controller__pb2.ReportStepRequest.SerializeToString,
                 response_deserializer=longshore_dot_controller_dot_v1_dot_controller__pb2.ReportStepResponse.FromString,
                 _registered_method=True)
+        self.PutArtifact = channel.stream_unary(
+                '/longshore.controller.v1.ControllerService/PutArtifact',
+                request_serializer=longshore_dot_controller_dot_v1_dot_controller__pb2.PutArtifactRequest.SerializeToString,
+                response_deserializer=longshore_dot_controller_dot_v1_dot_controller__pb2.PutArtifactResponse.FromString,
+                _registered_method=True)
+        self.ListArtifacts = channel.unary_unary(
+                '/longshore.controller.v1.ControllerService/ListArtifacts',
+                request_serializer=longshore_dot_controller_dot_v1_dot_controller__pb2.ListArtifactsRequest.SerializeToString,
+                response_deserializer=longshore_dot_controller_dot_v1_dot_controller__pb2.ListArtifactsResponse.FromString,
+                _registered_method=True)
+        self.RemoveArtifact = channel.unary_unary(
+                '/longshore.controller.v1.ControllerService/RemoveArtifact',
+                request_serializer=longshore_dot_controller_dot_v1_dot_controller__pb2.RemoveArtifactRequest.SerializeToString,
+                response_deserializer=longshore_dot_controller_dot_v1_dot_controller__pb2.RemoveArtifactResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServiceServicer:
@@ -167,6 +182,29 @@ class ControllerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutArtifact(self, request_iterator, context):
+        """Puts a model, demonstrations or the like where run specs name them by relative path. First message: header; then data.
+        Whole or not at all; the same name and digest again is answered at once. Refused while a run that has not ended uses
+        the name with other content.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListArtifacts(self, request, context):
+        """Artifacts that were put, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveArtifact(self, request, context):
+        """Refused while a run that has not ended uses it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -224,6 +262,21 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.ReportStep,
                     request_deserializer=longshore_dot_controller_dot_v1_dot_controller__pb2.ReportStepRequest.FromString,
                     response_serializer=longshore_dot_controller_dot_v1_dot_controller__pb2.ReportStepResponse.SerializeToString,
+            ),
+            'PutArtifact': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutArtifact,
+                    request_deserializer=longshore_dot_controller_dot_v1_dot_controller__pb2.PutArtifactRequest.FromString,
+                    response_serializer=longshore_dot_controller_dot_v1_dot_controller__pb2.PutArtifactResponse.SerializeToString,
+            ),
+            'ListArtifacts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListArtifacts,
+                    request_deserializer=longshore_dot_controller_dot_v1_dot_controller__pb2.ListArtifactsRequest.FromString,
+                    response_serializer=longshore_dot_controller_dot_v1_dot_controller__pb2.ListArtifactsResponse.SerializeToString,
+            ),
+            'RemoveArtifact': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveArtifact,
+                    request_deserializer=longshore_dot_controller_dot_v1_dot_controller__pb2.RemoveArtifactRequest.FromString,
+                    response_serializer=longshore_dot_controller_dot_v1_dot_controller__pb2.RemoveArtifactResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -524,6 +577,87 @@ class ControllerService:
             '/longshore.controller.v1.ControllerService/ReportStep',
             longshore_dot_controller_dot_v1_dot_controller__pb2.ReportStepRequest.SerializeToString,
             longshore_dot_controller_dot_v1_dot_controller__pb2.ReportStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutArtifact(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/longshore.controller.v1.ControllerService/PutArtifact',
+            longshore_dot_controller_dot_v1_dot_controller__pb2.PutArtifactRequest.SerializeToString,
+            longshore_dot_controller_dot_v1_dot_controller__pb2.PutArtifactResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListArtifacts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/longshore.controller.v1.ControllerService/ListArtifacts',
+            longshore_dot_controller_dot_v1_dot_controller__pb2.ListArtifactsRequest.SerializeToString,
+            longshore_dot_controller_dot_v1_dot_controller__pb2.ListArtifactsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveArtifact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/longshore.controller.v1.ControllerService/RemoveArtifact',
+            longshore_dot_controller_dot_v1_dot_controller__pb2.RemoveArtifactRequest.SerializeToString,
+            longshore_dot_controller_dot_v1_dot_controller__pb2.RemoveArtifactResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,15 @@ class ControllerServiceStub:
     """Frees the lease; the outcome is what the trajectory store sealed."""
     ReportStep: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ReportStepRequest, _controller_pb2.ReportStepResponse]
     """For the trainer."""
+    PutArtifact: _grpc.StreamUnaryMultiCallable[_controller_pb2.PutArtifactRequest, _controller_pb2.PutArtifactResponse]
+    """Puts a model, demonstrations or the like where run specs name them by relative path. First message: header; then data.
+    Whole or not at all; the same name and digest again is answered at once. Refused while a run that has not ended uses
+    the name with other content.
+    """
+    ListArtifacts: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ListArtifactsRequest, _controller_pb2.ListArtifactsResponse]
+    """Artifacts that were put, by name."""
+    RemoveArtifact: _grpc.UnaryUnaryMultiCallable[_controller_pb2.RemoveArtifactRequest, _controller_pb2.RemoveArtifactResponse]
+    """Refused while a run that has not ended uses it."""
 
 @_typing.type_check_only
 class ControllerServiceAsyncStub(ControllerServiceStub):
@@ -71,6 +80,15 @@ class ControllerServiceAsyncStub(ControllerServiceStub):
     """Frees the lease; the outcome is what the trajectory store sealed."""
     ReportStep: _aio.UnaryUnaryMultiCallable[_controller_pb2.ReportStepRequest, _controller_pb2.ReportStepResponse]  # type: ignore[assignment]
     """For the trainer."""
+    PutArtifact: _aio.StreamUnaryMultiCallable[_controller_pb2.PutArtifactRequest, _controller_pb2.PutArtifactResponse]  # type: ignore[assignment]
+    """Puts a model, demonstrations or the like where run specs name them by relative path. First message: header; then data.
+    Whole or not at all; the same name and digest again is answered at once. Refused while a run that has not ended uses
+    the name with other content.
+    """
+    ListArtifacts: _aio.UnaryUnaryMultiCallable[_controller_pb2.ListArtifactsRequest, _controller_pb2.ListArtifactsResponse]  # type: ignore[assignment]
+    """Artifacts that were put, by name."""
+    RemoveArtifact: _aio.UnaryUnaryMultiCallable[_controller_pb2.RemoveArtifactRequest, _controller_pb2.RemoveArtifactResponse]  # type: ignore[assignment]
+    """Refused while a run that has not ended uses it."""
 
 class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Owns runs, leases, the plan, evaluation and the gate."""
@@ -156,5 +174,32 @@ class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.ReportStepResponse, _abc.Awaitable[_controller_pb2.ReportStepResponse]]:
         """For the trainer."""
+
+    @_abc_1.abstractmethod
+    def PutArtifact(
+        self,
+        request_iterator: _MaybeAsyncIterator[_controller_pb2.PutArtifactRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.PutArtifactResponse, _abc.Awaitable[_controller_pb2.PutArtifactResponse]]:
+        """Puts a model, demonstrations or the like where run specs name them by relative path. First message: header; then data.
+        Whole or not at all; the same name and digest again is answered at once. Refused while a run that has not ended uses
+        the name with other content.
+        """
+
+    @_abc_1.abstractmethod
+    def ListArtifacts(
+        self,
+        request: _controller_pb2.ListArtifactsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.ListArtifactsResponse, _abc.Awaitable[_controller_pb2.ListArtifactsResponse]]:
+        """Artifacts that were put, by name."""
+
+    @_abc_1.abstractmethod
+    def RemoveArtifact(
+        self,
+        request: _controller_pb2.RemoveArtifactRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.RemoveArtifactResponse, _abc.Awaitable[_controller_pb2.RemoveArtifactResponse]]:
+        """Refused while a run that has not ended uses it."""
 
 def add_ControllerServiceServicer_to_server(servicer: ControllerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
