@@ -67,6 +67,9 @@ class EngineSettings(BaseModel):
     engine_start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until a starting engine counts as failed."""
 
+    engine_drain_s: int = Field(default=0, ge=0)
+    """Seconds that calls in flight get when an engine is told to end; 0: they are aborted."""
+
     engine_connect_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds to connect to an engine, and for its health route."""
 

@@ -29,6 +29,18 @@ async def test_the_warm_engine_is_preferred_while_it_has_room() -> None:
     assert chosen == ["e1", "e1", "e0", "e0"]
 
 
+async def test_an_engine_that_lost_a_call_is_left_alone_for_seconds_unless_it_is_the_only_one() -> None:
+    clock = FakeClock()
+    pool = _pool(engines=2, per_engine=4, clock=clock)
+    pool.doubt(lost := await pool.acquire("e1", 1))
+    pool.release(lost)
+    assert [(await pool.acquire("e1", 1)).slot.engine_id for _ in range(2)] == ["e0", "e0"]
+    pool.doubt(await pool.acquire("e0", 1))
+    assert (await pool.acquire("e1", 1)).slot.engine_id == "e1", "doubted or not, calls go somewhere"
+    clock.advance(6)
+    assert (await pool.acquire("e0", 1)).slot.engine_id == "e0"
+
+
 async def test_waiting_is_measured_and_in_order() -> None:
     clock = FakeClock()
     pool = _pool(clock=clock)

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from engine_host_harness import Host, kill_engine, running_host
+from gateway_fakes import FakeTrajectory
 from gateway_harness import SECRET, Gateway, running_gateway, settings
 from gateway_tiny_model import make_adapter_files
 
@@ -22,6 +23,7 @@ from longshore_inference_gateway.bootstrap import build
 from longshore_inference_gateway.clients.vllm import VllmClient, api_key_of
 from longshore_inference_gateway.engine_host import volume
 
+MESSAGES = [{"role": "user", "content": "hi"}]
 READY, IDLE = engine_pb2.ENGINE_STATE_READY, engine_pb2.ENGINE_STATE_IDLE
 
 
@@ -85,10 +87,20 @@ async def _engine_states(gateway: Gateway) -> list[str]:
     return [engine.state for engine in (await gateway.stub.ListEngines(pb.ListEnginesRequest())).engines]
 
 
-async def _until_ready(gateway: Gateway, count: int = 2) -> None:
+async def _until_states(gateway: Gateway, states: list[str]) -> None:
     async with asyncio.timeout(20):
-        while await _engine_states(gateway) != ["ready"] * count:
-            await asyncio.sleep(0.05)
+        while await _engine_states(gateway) != states:
+            await asyncio.sleep(0.02)
+
+
+async def _until_ready(gateway: Gateway, count: int = 2) -> None:
+    await _until_states(gateway, ["ready"] * count)
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 async def test_all_hosts_serve_a_published_base_and_its_adapters(
@@ -129,9 +141,7 @@ async def test_a_restart_beside_a_lost_host_keeps_the_other_engine(
     tmp_path: Path, trajectory_address: str, model_dir: Path
 ) -> None:
     async with running_host(tmp_path / "kept") as kept:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        address = _free_address()
         world = World(tmp_path, trajectory_address, [kept])
         addresses = {"engine_addresses": (kept.address, address), "engine_start_timeout_s": 0.2}
         async with (
@@ -162,6 +172,78 @@ async def test_a_killed_engine_comes_back_with_its_adapters(
         await _until_ready(gateway)
         after = await world.instances()
         assert (after[0], after[1] != before[1]) == (before[0], True)
+        assert await world.names() == [{"demo-v0", "demo-v1"}] * 2
+
+
+async def test_calls_of_a_lost_host_fail_typed_and_are_answered_elsewhere_until_it_is_caught_up(
+    tmp_path: Path,
+    trajectory_address: str,
+    trajectory: FakeTrajectory,
+    model_dir: Path,
+    adapters: list[Path],
+) -> None:
+    address = _free_address()
+    async with contextlib.AsyncExitStack() as stack:
+        kept = await stack.enter_async_context(running_host(tmp_path / "kept"))
+        dying = contextlib.AsyncExitStack()
+        await dying.enter_async_context(running_host(tmp_path / "dying", grpc_address=address))
+        world = World(tmp_path, trajectory_address, [kept])
+        gateway = await stack.enter_async_context(
+            world.gateway(engine_addresses=(address, kept.address), engine_start_timeout_s=20.0)
+        )
+        await gateway.publish(model_dir, 0)
+        session = await gateway.open()
+        assert (await gateway.chat(session.token, MESSAGES))[0] == 200
+        await dying.aclose()
+
+        status, answer = await gateway.chat(session.token, MESSAGES)
+        assert (status, answer["error"]["code"]) == (503, "engine_unavailable")
+        status, _ = await gateway.chat(session.token, MESSAGES)
+        assert status == 200, "the repetition meets the other engine at once, not only when the loss is certain"
+        first, lost, second = trajectory.of("a-0")
+        assert (first.engine, lost.engine, second.engine) == ("engine-1", "engine-1", "engine-2")
+        assert (lost.trainable, second.trainable) == (False, True)
+
+        await _until_states(gateway, ["starting", "ready"])
+        assert (await gateway.publish(adapters[0], 1)).engines_confirmed == 1, "who does not serve is not waited for"
+        back = await stack.enter_async_context(running_host(tmp_path / "back", grpc_address=address))
+        await _until_ready(gateway)
+        assert await _names(back) == {"demo-v0", "demo-v1"}
+        assert (await gateway.publish(adapters[1], 2)).engines_confirmed == 2
+
+
+async def test_an_update_that_half_of_the_engines_got_is_served_by_none(
+    world: World, model_dir: Path, adapters: list[Path]
+) -> None:
+    async with world.gateway() as gateway:
+        await gateway.publish(model_dir, 0)
+        (world.hosts[1].data_dir / "refuse-adapters").touch()
+        with pytest.raises(Internal, match="cannot load adapter demo-v1"):
+            await gateway.publish(adapters[0], 1)
+        assert await world.names() == [{"demo-v0"}] * 2
+        assert (await gateway.open()).start_version == 0
+        kill_engine((await world.hosts[1].status()).pid)
+        await _until_states(gateway, ["ready", "starting"])
+        await _until_ready(gateway)
+        assert await world.names() == [{"demo-v0"}] * 2, "nor by one that restarts"
+        (world.hosts[1].data_dir / "refuse-adapters").unlink()
+        assert (await gateway.publish(adapters[0], 1)).engines_confirmed == 2
+
+
+async def test_an_engine_that_cannot_take_the_versions_of_its_run_does_not_serve(
+    world: World, model_dir: Path, adapters: list[Path]
+) -> None:
+    async with world.gateway() as gateway:
+        await gateway.publish(model_dir, 0)
+        await gateway.publish(adapters[0], 1)
+        (world.hosts[1].data_dir / "refuse-adapters").touch()
+        kill_engine((await world.hosts[1].status()).pid)
+        await _until_states(gateway, ["ready", "starting"])
+        await world.hosts[1].settled()
+        await asyncio.sleep(1)
+        assert await _engine_states(gateway) == ["ready", "starting"]
+        (world.hosts[1].data_dir / "refuse-adapters").unlink()
+        await _until_ready(gateway)
         assert await world.names() == [{"demo-v0", "demo-v1"}] * 2
 
 
@@ -229,9 +311,7 @@ async def test_the_wrong_secret_is_refused(tmp_path: Path, trajectory_address: s
 async def test_a_host_that_is_not_there_yet_is_waited_for(
     tmp_path: Path, trajectory_address: str, model_dir: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = _free_address()
     world = World(tmp_path, trajectory_address, [])
     async with world.gateway(engine_addresses=(address,), engine_start_timeout_s=0.5) as gateway:
         with pytest.raises(Unavailable, match=f"engine host {address} does not answer"):

@@ -1,5 +1,6 @@
 """What vLLM is told, on the CPU and on GPUs."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from longshore_common.errors import InvalidSpec
 from longshore_inference_gateway.clients import vllm_options
 from longshore_inference_gateway.domain.models import ServedBase
+from longshore_inference_gateway.engine_door import Door
 from longshore_inference_gateway.engine_settings import Device, EngineSettings
 
 
@@ -43,6 +45,7 @@ def test_gpus_get_graphs_chunked_prefill_and_nothing_of_the_cpu(
     assert "--no-enable-chunked-prefill" not in found
     assert _value(found, "--tensor-parallel-size") == "4"
     assert _value(found, "--gpu-memory-utilization") == "0.8"
+    assert _value(found, "--dtype") == "bfloat16"
     environment = vllm_options.environment(settings, tmp_path, None)
     assert not [
         key for key in environment if key.startswith("VLLM_CPU") or key in ("TORCHDYNAMO_DISABLE", "OMP_NUM_THREADS")
@@ -67,6 +70,13 @@ def test_weights_keep_their_type_unless_told(tmp_path: Path) -> None:
     assert _value(vllm_options.arguments(told, base, "h", 1), "--dtype") == "float16"
 
 
+def test_every_route_is_behind_the_door_and_calls_in_flight_may_end(tmp_path: Path) -> None:
+    found = vllm_options.arguments(EngineSettings(engine_drain_s=20), _base(tmp_path), "0.0.0.0", 8000)
+    module, _, name = _value(found, "--middleware").rpartition(".")
+    assert getattr(importlib.import_module(module), name) is Door
+    assert _value(found, "--shutdown-timeout") == "20"
+
+
 def test_extra_arguments_come_last(tmp_path: Path) -> None:
     settings = EngineSettings(engine_extra_arguments=("--max-num-seqs", "7"))
     assert vllm_options.arguments(settings, _base(tmp_path), "h", 1)[-2:] == ["--max-num-seqs", "7"]
@@ -80,7 +90,10 @@ def test_the_child_gets_a_writable_home_a_user_and_no_secret(tmp_path: Path, mon
     assert environment["HOME"] == str(tmp_path)
     assert environment["USER"]
     assert environment["VLLM_API_KEY"] == "key"
+    assert environment["VLLM_SERVER_DEV_MODE"] == "0"
     assert "LONGSHORE_SECRET" not in environment
+    monkeypatch.setenv("VLLM_API_KEY", "another")
+    assert vllm_options.environment(EngineSettings(), tmp_path, None)["VLLM_API_KEY"] == ""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert vllm_options.environment(EngineSettings(), tmp_path / "other", None)["HOME"] == str(tmp_path)
 

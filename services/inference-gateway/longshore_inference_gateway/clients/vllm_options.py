@@ -9,6 +9,7 @@ from pathlib import Path
 
 from longshore_common.errors import InvalidSpec
 from longshore_inference_gateway.domain.models import ServedBase
+from longshore_inference_gateway.engine_door import KEY_VARIABLE, Door
 from longshore_inference_gateway.engine_settings import Device, EngineSettings
 
 
@@ -43,9 +44,11 @@ def environment(settings: EngineSettings, work_dir: Path, api_key: str | None) -
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # Routes that pause, sleep and overwrite weights are not even there.
+        "VLLM_SERVER_DEV_MODE": "0",
+        # An inherited one would be another key than the one that we send.
+        KEY_VARIABLE: api_key or "",
     }
-    if api_key:
-        fixed["VLLM_API_KEY"] = api_key
     if on_cpu(settings):
         fixed |= _cpu_environment(settings)
     return kept | _home(work_dir) | fixed
@@ -93,6 +96,8 @@ def arguments(settings: EngineSettings, base: ServedBase, host: str, port: int) 
         *("--generation-config", "vllm"),
         "--enable-scale-out",
         "--disable-uvicorn-access-log",
+        *("--middleware", f"{Door.__module__}.{Door.__name__}"),
+        *("--shutdown-timeout", str(settings.engine_drain_s)),
     ]
     if context:
         found += ["--max-model-len", str(context)]

@@ -26,6 +26,7 @@ PROGRAM = (sys.executable, "-m", "longshore_inference_gateway.engine_process")
 """Waits for the file named by its last argument, a JSON list of vLLM's arguments, and becomes vLLM's API server."""
 
 _POLL_S = 0.1
+_GRACE_S = 5.0
 _PROGRESS_S = 10.0
 _LOG_LINES = 15
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
@@ -34,12 +35,15 @@ _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
 class VllmProcess:
     """A vLLM child that is ready; an EngineHandle."""
 
-    def __init__(self, engine_id: str, address: str, child: Child, client: VllmClient, context_length: int) -> None:
-        self.engine_id = engine_id
+    def __init__(
+        self, standby: _Standby, address: str, client: VllmClient, context_length: int, drain_s: float
+    ) -> None:
+        self.engine_id = standby.name
         self.address = address
         self.client = client
         self.context_length = context_length
-        self._child = child
+        self._child = standby.child
+        self._drain_s = drain_s
 
     @property
     def pid(self) -> int:
@@ -52,9 +56,9 @@ class VllmProcess:
         return f"exit status {status}; its log ends: {_last_lines(self._child)}"
 
     async def stop(self) -> None:
-        """Ends the child and everything below it."""
+        """Ends the child and everything below it, once calls in flight are answered or drain_s is over."""
         await self.client.close()
-        await self._child.stop()
+        await self._child.stop(self._drain_s + _GRACE_S)
 
     async def release(self) -> None:
         """Like stop: a child cannot outlive us."""
@@ -117,7 +121,7 @@ class VllmProcesses:
             raise
         seconds = round(self._clock.monotonic() - started, 1)
         log.info("engine ready", engine=standby.name, base=base.name, address=address, seconds=seconds)
-        return VllmProcess(standby.name, address, standby.child, client, length)
+        return VllmProcess(standby, address, client, length, self._settings.engine_drain_s)
 
     async def close(self) -> None:
         """Ends a standby that was not taken."""

@@ -173,6 +173,9 @@ class Chat:
                 f"engine {progress.engine} took more than {self._limits.engine_timeout_s:g} s",
                 details={"reason": Reason.ENGINE_UNAVAILABLE},
             ) from error
+        except Unavailable:
+            pool.doubt(admission)
+            raise
         finally:
             pool.release(admission)
             progress.engine_s = self._clock.monotonic() - at_engine

@@ -11,6 +11,9 @@ from longshore_common.errors import QuotaExceeded, Unavailable
 from longshore_inference_gateway.domain.models import EngineState, Reason
 from longshore_inference_gateway.domain.ports import EngineHandle
 
+# A lost engine is noticed by its watcher; this bridges the time until then.
+_DOUBT_S = 5.0
+
 
 @dataclass(slots=True, eq=False)
 class EngineSlot:
@@ -21,6 +24,8 @@ class EngineSlot:
     state: EngineState = EngineState.STARTING
     detail: str = ""
     in_flight: int = 0
+    doubted_until: float = 0.0
+    """Monotonic seconds: until then calls go to other engines, if others are ready."""
 
     @property
     def engine_id(self) -> str:
@@ -86,6 +91,10 @@ class EnginePool:
         admission.slot.in_flight -= 1
         self.wake()
 
+    def doubt(self, admission: Admission) -> None:
+        """The engine lost a call: its repetition, and others for some seconds, should meet another one."""
+        admission.slot.doubted_until = self._clock.monotonic() + _DOUBT_S
+
     def wake(self) -> None:
         """Serves waiting calls: after a release, or when an engine's state changed."""
         ready = any(slot.state is EngineState.READY for slot in self.slots)
@@ -106,7 +115,10 @@ class EnginePool:
         return Unavailable(f"no engine is ready ({why}); try again", details={"reason": Reason.ENGINE_UNAVAILABLE})
 
     def _take(self, preferred: str) -> EngineSlot | None:
-        room = [s for s in self.slots if s.state is EngineState.READY and s.in_flight < self._per_engine]
+        ready = [slot for slot in self.slots if slot.state is EngineState.READY]
+        now = self._clock.monotonic()
+        trusted = [slot for slot in ready if slot.doubted_until <= now] or ready
+        room = [slot for slot in trusted if slot.in_flight < self._per_engine]
         if not room:
             return None
         warm = next((slot for slot in room if slot.engine_id == preferred), None)

@@ -41,6 +41,8 @@ class ServingSet:
         self._watchers: list[asyncio.Task[None]] = []
         # A restart must not load the set of adapters while a publish changes it.
         self._changing = asyncio.Lock()
+        self._settled = asyncio.Event()
+        self._failed: set[int] = set()
         self._context_length = 0
 
     @property
@@ -61,14 +63,15 @@ class ServingSet:
             raise
         self._watch_all()
 
-    async def resume(self) -> None:
-        """Like start, but engines that did start keep running when another does not; those are let go of."""
-        try:
-            await self._launch_all()
-        except BaseException:
-            await self.release()
-            raise
+    async def resume(self) -> bool:
+        """Starts every engine and never gives up: one that does not come up is tried again with backoff.
+
+        Returns once an engine is ready (true), or each has failed once (false).
+        """
+        self.pool.slots = [EngineSlot(index) for index in range(self._launcher.size)]
         self._watch_all()
+        await self._settled.wait()
+        return any(slot.state is EngineState.READY for slot in self.pool.slots)
 
     async def _launch_all(self) -> None:
         self.pool.slots = [EngineSlot(index) for index in range(self._launcher.size)]
@@ -79,11 +82,6 @@ class ServingSet:
 
     def _watch_all(self) -> None:
         self._watchers = [asyncio.create_task(self._watch(slot)) for slot in self.pool.slots]
-
-    async def restore(self) -> None:
-        """Like start, but never gives up: engines that do not come up are tried again with backoff."""
-        self.pool.slots = [EngineSlot(index) for index in range(self._launcher.size)]
-        self._watch_all()
 
     async def stop(self) -> None:
         """Nobody needs the base any more: ends the engines."""
@@ -110,10 +108,12 @@ class ServingSet:
         return handles
 
     async def load(self, name: str, folder: str) -> int:
-        """Loads an adapter on every engine of the set, or on none; gives their number.
+        """Loads an adapter on every engine that serves, or on none; gives their number.
+
+        An engine that is starting does not serve: before it does, it is given all of `adapters`.
 
         Raises:
-            Internal, Unavailable: an engine failed; where it was loaded it is unloaded again.
+            Internal, Unavailable: an engine failed, or none serves; where it was loaded it is unloaded again.
         """
         async with self._changing:
             handles = self._ready_handles()
@@ -134,7 +134,7 @@ class ServingSet:
 
     def _ready_handles(self) -> list[EngineHandle]:
         handles = [s.handle for s in self.pool.slots if s.state is EngineState.READY and s.handle is not None]
-        if len(handles) != len(self.pool.slots) or not handles:
+        if not handles:
             raise self.pool.unavailable()
         return handles
 
@@ -182,8 +182,12 @@ class ServingSet:
             try:
                 await self._launch(slot)
                 backoff = _FIRST_BACKOFF_S
+                self._settled.set()
             except LongshoreError as error:
                 slot.state, slot.detail = EngineState.STARTING, f"did not start: {error.message}"
                 log.error("engine did not start", index=slot.index, error=error.message, retry_in_s=backoff)
+                self._failed.add(slot.index)
+                if len(self._failed) == len(self.pool.slots):
+                    self._settled.set()
                 await self._clock.sleep(backoff)
                 backoff = min(2 * backoff, _MAX_BACKOFF_S)

@@ -133,7 +133,7 @@ class Policies:
         return found
 
     async def publish(self, request: PublishRequest) -> Published:
-        """Makes a version the current one: every engine of the set confirms it, or nothing changes.
+        """Makes a version the current one: every engine that serves confirms it, or nothing changes.
 
         Raises:
             Conflict: older incarnation, older version, or other content under the same version.
@@ -362,23 +362,23 @@ class Policies:
             engines = alias.engines
             if engines is None or engines.pool.slots:
                 return
-            try:
-                await engines.resume()
-            except LongshoreError as error:
-                log.error("engines did not start", alias=alias.record.alias, error=error.message)
-                await engines.restore()
+            if not await engines.resume():
+                log.error("no engine started: each is tried again", alias=alias.record.alias)
                 return
             for version in [v for v in alias.versions.values() if v.state is PolicyState.PUBLISHING]:
                 await self._finish(alias, engines, version)
 
     async def _finish(self, alias: Alias, engines: ServingSet, version: PolicyVersion) -> None:
+        alias.loading = version.version
         try:
             await self._weights.check_adapter(version.uri, version.digest, self._launcher.max_rank)
             await engines.load(version.served_name, version.uri)
+            await self._switch(alias, version)
         except LongshoreError as error:
             await self._fail(alias, version, error)
             return
-        await self._switch(alias, version)
+        finally:
+            alias.loading = None
         log.info("publish finished after restart", policy=version.served_name)
 
     async def close(self) -> None:

@@ -38,5 +38,8 @@ class Settings(EngineSettings, ServiceSettings):
     engine_prestart: bool = True
     """Keep a process with vLLM imported while no model is served: an order is then carried out in seconds."""
 
+    engine_drain_s: int = Field(default=20, ge=0)
+    """Seconds that calls in flight get when the pod ends; its termination grace period must be 10 s longer at least."""
+
     engine_start_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds until a starting engine counts as failed; big models are read from a shared volume."""
