@@ -66,6 +66,12 @@ def choose_home(given: Path | None) -> Home:
     return default
 
 
+def agents_address(target: Target) -> str:
+    """Where agents of sandboxes are reached from here; empty: where the scheduler says."""
+    live = None if target.server else choose_home(target.home).endpoints()
+    return live.agents if live is not None else ""
+
+
 @contextlib.asynccontextmanager
 async def connected(
     target: Target, names: Sequence[str], *, needs: Sequence[str] = (), start: Start = Start.SNAPSHOT

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from longshore_cli.commands import artifact, db, demo, doctor, policy, report, run, sandbox, task, up
+from longshore_cli.commands import artifact, connect, db, demo, doctor, policy, report, run, sandbox, task, up
 from longshore_cli.frame import CommandGroup
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def root(
 
 app.command("demo")(demo.demo)
 app.command("up")(up.up)
+app.command("connect")(connect.connect)
 app.add_typer(run.app, name="run")
 app.add_typer(task.app, name="task")
 app.add_typer(sandbox.app, name="sandbox")

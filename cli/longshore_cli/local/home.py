@@ -28,6 +28,8 @@ class Endpoints:
     pid: int
     grpc: dict[str, str]
     http: dict[str, str] = field(default_factory=dict)
+    agents: str = ""
+    """Where sandboxes' agents are reached; empty: where the scheduler says."""
 
 
 class Home:
@@ -61,19 +63,34 @@ class Home:
 
     def secret(self) -> str:
         """The shared secret; made once, readable by its owner only."""
-        path = self.path / "secret"
         with contextlib.suppress(FileNotFoundError):
-            found = path.read_text().strip()
+            found = self._secret_file.read_text().strip()
             if found:
                 return found
-        self.path.mkdir(parents=True, exist_ok=True)
         value = secrets.token_urlsafe(32)
-        temporary = path.with_name(f".secret.{os.getpid()}")
+        self._write_secret(value)
+        return value
+
+    @property
+    def _secret_file(self) -> Path:
+        return self.path / "secret"
+
+    def _write_secret(self, value: str) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self._secret_file.with_name(f".secret.{os.getpid()}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(value + "\n")
-        os.replace(temporary, path)
-        return value
+        os.replace(temporary, self._secret_file)
+
+    @contextlib.contextmanager
+    def lent_secret(self, value: str) -> Iterator[None]:
+        """For the length of the block the secret is another one's; afterwards there is none here."""
+        self._write_secret(value)
+        try:
+            yield
+        finally:
+            self._secret_file.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

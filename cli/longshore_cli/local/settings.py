@@ -71,7 +71,7 @@ def fixed_layout(port_base: int) -> Layout:
 
 def free_layout() -> Layout:
     """Ports that are free now. Another process may take one before we do; then starting fails and says so."""
-    ports = iter(_free_ports(len(SERVICES) + 2 + sum(len(extra) for extra in _EXTRA_PORTS.values())))
+    ports = iter(free_ports(len(SERVICES) + 2 + sum(len(extra) for extra in _EXTRA_PORTS.values())))
     return _layout(lambda _: next(ports))
 
 
@@ -86,7 +86,8 @@ def _layout(port: Any) -> Layout:
     return Layout(grpc, http, extra)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, all different."""
     held = []
     for _ in range(count):
         one = socket.socket()

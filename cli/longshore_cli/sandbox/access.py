@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longshore.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
-from longshore_cli.connect import Start, Target, connected
+from longshore_cli.connect import Start, Target, agents_address, connected
 from longshore_cli.errors import CliError
 from longshore_cli.plain import to_plain
 from longshore_cli.sandbox.ends import advice
@@ -60,7 +60,8 @@ async def inside(target: Target, sandbox_id: str) -> AsyncIterator[Inside]:
             raise CliError(f"sandbox {sandbox_id} has ended: {advice(sandbox)}")
         grant = await stub.GrantAccess(sandbox_pb2.GrantAccessRequest(sandbox_id=sandbox_id))
         channels = AgentChannels()
-        way = Inside(sandbox_id, channels.client(grant.agent_address, grant.agent_token), stub)
+        address = agents_address(target) or grant.agent_address
+        way = Inside(sandbox_id, channels.client(address, grant.agent_token), stub)
         try:
             yield way
         except LongshoreError as error:

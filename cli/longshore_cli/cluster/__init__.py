@@ -1,0 +1,1 @@
+"""A release on a cluster, reached from here by kubectl."""
