@@ -18,6 +18,8 @@ from longshore_cli.local.home import DEFAULT_HOME, DEMO_HOME, Home
 if TYPE_CHECKING:
     import grpc.aio
 
+CLUSTER_HOME = Path("runs/cluster")
+"""Home of `longshore connect` unless another is named."""
 HOME_VARIABLE = "LONGSHORE_HOME"
 SECRET_VARIABLE = "LONGSHORE_SECRET"
 SERVER_VARIABLE = "LONGSHORE_SERVER"

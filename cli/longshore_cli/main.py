@@ -37,7 +37,7 @@ def root(
     """Trains tool-using code agents with reinforcement learning, and says honestly whether it helped."""
 
 
-app.command("demo")(demo.demo)
+app.add_typer(demo.app, name="demo")
 app.command("up")(up.up)
 app.command("connect")(connect.connect)
 app.add_typer(run.app, name="run")

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longshore_cli.connect import HOME_VARIABLE
+from longshore_cli.connect import CLUSTER_HOME, HOME_VARIABLE
 from longshore_cli.output import note
 
 if TYPE_CHECKING:
     from longshore_cli.cluster.connection import Connection
     from longshore_cli.cluster.kubectl import Kubectl
     from longshore_cli.local.home import Home
-
-CLUSTER_HOME = Path("runs/cluster")
 
 
 def connect(

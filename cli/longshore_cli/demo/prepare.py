@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,39 @@ async def run_tool(name: str, argv: Sequence[str], home: Home) -> None:
     if code != 0:
         tail = " | ".join(line.strip() for line in child.log_tail(LOG_LINES).splitlines() if line.strip())
         raise CliError(f"{name} ended with status {code}: {tail or 'no output'}; see {log}")
+
+
+async def prepare(
+    home: Home,
+    root: Path,
+    config: DemoConfig,
+    spec: Mapping[str, Any],
+    catalog: Any,
+    markers: Markers,
+    progress: Progress,
+) -> None:
+    """All of it, into the home and the catalog of these services; what is done already is kept.
+
+    Raises:
+        CliError: a tool failed, or a task of ours is rejected or flaky.
+    """
+    await make_tasks(home, root, config, spec, markers, progress)
+    # The model keeps one core busy, probing the other.
+    await _together(
+        make_model(home, config, markers, progress),
+        prepare_catalog(catalog, home, spec["tasks"]["dataset"], markers, progress),
+    )
+
+
+async def _together(*works: Coroutine[Any, Any, None]) -> None:
+    """Waits for all; the first error cancels the others and is raised as it is, not in a group."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def make_tasks(

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from longshore_cli.demo.capture import check_capture
-from longshore_cli.demo.config import DemoConfig, examples_root, fill_spec, load_spec, read_config, write_config
-from longshore_cli.demo.prepare import make_model, make_tasks, prepare_catalog
+from longshore_cli.demo.config import SPEC, DemoConfig, examples_root, fill_spec, load_spec, read_config, write_config
+from longshore_cli.demo.prepare import prepare
 from longshore_cli.demo.progress import Progress, Stage
 from longshore_cli.demo.stages import Markers
 from longshore_cli.demo.watch import ensure_run, watch_run
@@ -91,7 +91,7 @@ async def run_demo(home: Home, config: DemoConfig, layout: Layout) -> DemoResult
         CliError: a stage failed (code FINDING: the run did not succeed), or a signal came (code INTERRUPTED).
     """
     root = examples_root()
-    spec = fill_spec(load_spec(root), home, config)
+    spec = fill_spec(load_spec(root / SPEC), home, config)
     progress = Progress(plan_stages(config, spec))
     with stop_on_signal() as stop:
         progress.begin("services", "starting")
@@ -141,28 +141,12 @@ async def _work(
         trajectory = trajectory_pb2_grpc.TrajectoryServiceStub(channels["trajectory-store"])
         gateway = gateway_pb2_grpc.GatewayServiceStub(channels["inference-gateway"])
 
-        await make_tasks(home, root, config, spec, markers, progress)
-        # The model keeps one core busy, probing the other.
-        await _together(
-            make_model(home, config, markers, progress),
-            prepare_catalog(catalog, home, spec["tasks"]["dataset"], markers, progress),
-        )
+        await prepare(home, root, config, spec, catalog, markers, progress)
         text = yaml.safe_dump(spec, sort_keys=False)
         write_atomic(home.path / "run.yaml", text)
         run, after = await ensure_run(controller, text, f"demo-{digest(text)[7:23]}")
         run = await watch_run(controller, run, after, progress)
         return await _conclude(home, run.run_id, channels["controller"], trajectory, gateway, markers, progress)
-
-
-async def _together(*works: Coroutine[Any, Any, None]) -> None:
-    """Waits for all; the first error cancels the others and is raised as it is, not in a group."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _conclude(
