@@ -52,9 +52,7 @@ def say(text: str) -> None:
 
 async def parts(settings: Settings, common: Common) -> Parts:
     tokens = common.tokens
-    pods = await assemble(
-        settings.pods, common.clock, tokens.public_key, tokens.mint, common.channels, FakeAgentProber()
-    )
+    pods = await assemble(settings.pods, common.clock, tokens.public_key, tokens.mint, FakeAgentProber())
     pools = WarmPools(pods.runtime, common.clock, settings.pool, settings.max_sandboxes)
     return Parts(pods.runtime, pods.leadership, pools, (pods.leadership.run,), pods.api.close)
 

@@ -91,7 +91,7 @@ async def _pods(settings: Settings, common: Common) -> Parts:
     if not settings.secret.get_secret_value():
         raise InvalidSpec("pods need LONGSHORE_SECRET: agents' tokens are signed with a key made of it", field="secret")
     tokens = common.tokens
-    pods = await assemble(settings.pods, common.clock, tokens.public_key, tokens.mint, common.channels)
+    pods = await assemble(settings.pods, common.clock, tokens.public_key, tokens.mint)
     pools = WarmPools(pods.runtime, common.clock, settings.pool, settings.max_sandboxes)
     return Parts(pods.runtime, pods.leadership, pools, (pods.leadership.run,), pods.api.close)
 

@@ -82,7 +82,7 @@ class Replicas:
             OpenNetwork(),
             PodImages(ImageOptions()),
             HealthProber(self.channels, self.mint),
-            LayerSender(self.channels, self.mint, 64),
+            LayerSender(AgentChannels(), self.mint, 64),
             self.clock,
             PodOptions(
                 **{

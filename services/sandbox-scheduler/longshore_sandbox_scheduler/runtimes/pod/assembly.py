@@ -114,7 +114,6 @@ async def assemble(
     clock: Clock,
     public_key: str,
     mint: Callable[[str, str, int], str],
-    channels: AgentChannels,
     prober: AgentProber | None = None,
 ) -> PodParts:
     """mint: token of a sandbox, an instance and an end in ms. prober: instead of the agent's own health.
@@ -136,6 +135,8 @@ async def assemble(
         return mint(sandbox, instance, clock.now_ms() + timeout_ms)
 
     tunnels = ExecTunnels(api, settings.namespace, MAIN, (AGENT, "connect")) if settings.agent_through_api else None
+    # Not those of relayed calls: a bound that starts and claims push against must not end somebody's command.
+    channels = AgentChannels()
     runtime = PodRuntime(
         api,
         place,

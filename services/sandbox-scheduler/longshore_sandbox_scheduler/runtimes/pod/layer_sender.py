@@ -37,8 +37,14 @@ class LayerSender:
         async with self._slots:
             call = self._channels.stub(address).Upload(_parts(layer, tar), metadata=metadata, timeout=timeout_s)
             await mapped(call)
-            # Here and not only where calls are relayed: every pod has an address of its own.
-            await self._channels.trim()
+
+    async def tidy(self) -> None:
+        """Closes channels beyond their bound: every pod has an address of its own. Call it now and then."""
+        await self._channels.trim()
+
+    async def close(self) -> None:
+        """Closes all channels."""
+        await self._channels.close()
 
 
 async def _parts(layer: str, tar: bytes) -> AsyncIterator[agent_pb2.UploadRequest]:

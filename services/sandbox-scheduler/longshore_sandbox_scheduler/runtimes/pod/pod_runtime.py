@@ -221,6 +221,7 @@ class PodRuntime:
             work.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._ways.close()
+        await self._sender.close()
         if self._prepuller is not None:
             await self._prepuller.stop()
 
@@ -308,6 +309,7 @@ class PodRuntime:
                 if pod is not None:
                     self._tell_start(name, pod, deleted=False)
             await self._give_up_warm_starts()
+            self._spawn(self._sender.tidy())
             since = self._clock.monotonic() - self._options.start_timeout_s
             # Made and gone again while the watch was broken.
             self._unseen = {name: one for name, one in self._unseen.items() if one.asked_at > since}
