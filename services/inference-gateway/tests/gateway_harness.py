@@ -55,7 +55,7 @@ class Gateway:
         sampling = fields.pop("sampling", None) or outcome_pb2.Sampling(temperature=1.0, max_tokens=24)
         return await self.stub.OpenSession(
             pb.OpenSessionRequest(
-                run_id="run-1", attempt_id=attempt, lease_epoch=epoch, alias="demo", sampling=sampling, **fields
+                run_id="run-1", attempt_id=attempt, lease_epoch=epoch, sampling=sampling, **{"alias": "demo"} | fields
             )
         )
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 from engine_host_harness import kill_engine
@@ -16,10 +17,12 @@ from gateway_fakes import FakeTrajectory
 from gateway_harness import SECRET, Gateway, running_gateway, settings
 from gateway_tiny_model import make_adapter, make_model
 
+from longshore.common.v1 import outcome_pb2
 from longshore.engine.v1 import engine_pb2, engine_pb2_grpc
 from longshore.gateway.v1 import gateway_pb2 as pb
 from longshore_common.child import Child, spawn
 from longshore_common.grpc_client import open_channel, wait_ready
+from longshore_inference_gateway.clients.vllm import api_key_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -82,6 +85,7 @@ async def test_the_life_of_an_engine_host(tmp_path: Path, trajectory: FakeTrajec
             await _check_turn(gateway, trajectory, "a-1", "demo-v1")
             first = await _status(address)
             assert first.base_apart
+            await _check_doors(f"http://127.0.0.1:{first.http_port}")
 
         async with running_gateway(config) as gateway:
             await _timed("taken over", _until_ready(gateway))
@@ -97,8 +101,40 @@ async def test_the_life_of_an_engine_host(tmp_path: Path, trajectory: FakeTrajec
             published = await _timed("another base served", gateway.publish(other, 0, alias="next"))
             assert published.policy.served_name == "next-v0"
             assert (await _status(address)).base_name == "next-v0"
+            await _check_drain(gateway, child)
     left = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
     assert left == []
+
+
+async def _check_doors(url: str) -> None:
+    """All routes that this vLLM has, asked without the key."""
+    key = {"authorization": f"Bearer {api_key_of(SECRET)}"}
+    async with aiohttp.ClientSession(url) as session:
+        async with session.get("/openapi.json", headers=key) as answer:
+            paths = (await answer.json())["paths"]
+        assert {"/v1/load_lora_adapter", "/invocations", "/inference/v1/generate"} <= set(paths)
+        assert not {"/pause", "/update_weights", "/collective_rpc", "/sleep"} & set(paths)
+        unguarded = set()
+        for path, method in [(path, method) for path, methods in paths.items() for method in methods]:
+            async with session.request(method, path, json={}) as answer:
+                if answer.status != 401:
+                    unguarded.add((method, path))
+        assert unguarded == {("get", "/health"), ("get", "/metrics")}
+        async with session.get("/metrics") as answer:
+            assert "vllm:num_requests_running" in await answer.text()
+
+
+async def _check_drain(gateway: Gateway, child: Child) -> None:
+    """A call in flight is answered though the pod is told to end."""
+    sampling = outcome_pb2.Sampling(temperature=1.0, max_tokens=300)
+    session = await gateway.open("a-4", alias="next", sampling=sampling)
+    call = asyncio.create_task(gateway.chat(session.token, MESSAGES))
+    await asyncio.sleep(0.2)
+    assert not call.done()
+    ending = asyncio.create_task(child.stop(grace_s=30))
+    status, answer = await call
+    assert status == 200, answer
+    assert await ending == 0
 
 
 async def _timed(what, awaitable):
