@@ -123,13 +123,15 @@ class Layers:
 
     async def tar(self, layer: str) -> bytes:
         """The bytes of a layer. Raises NotFound when `find` never gave it."""
-        async with self._lock:
-            if layer not in self._tars:
-                if layer not in self._make:
-                    raise NotFound(f"no layer {layer} was made here")
-                self._keep(layer, await self._make[layer]())
-            self._tars.move_to_end(layer)
-            return self._tars[layer]
+        # Without the lock where it is there: another one that is being made must not hold up claims.
+        if layer not in self._tars:
+            async with self._lock:
+                if layer not in self._tars:
+                    if layer not in self._make:
+                        raise NotFound(f"no layer {layer} was made here")
+                    self._keep(layer, await self._make[layer]())
+        self._tars.move_to_end(layer)
+        return self._tars[layer]
 
     def _keep(self, layer: str, tar: bytes) -> None:
         self._tars[layer] = tar
