@@ -37,9 +37,8 @@ class DemoConfig:
     @property
     def contents(self) -> dict[str, int]:
         """Tasks per skill and split."""
-        if self.quick:
-            return {"train": 1, "dev": 1, "test": 2}
-        return {"train": 3, "dev": 1, "test": 2} if self.cluster else {"train": 6, "dev": 1, "test": 4}
+        small = self.quick or self.cluster
+        return {"train": 1, "dev": 1, "test": 2} if small else {"train": 6, "dev": 1, "test": 4}
 
     @property
     def demonstrations(self) -> int:
