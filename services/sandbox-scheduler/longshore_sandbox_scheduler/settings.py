@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from longshore_common.settings import ServiceSettings, service_config
@@ -95,3 +96,20 @@ class Settings(ServiceSettings):
 
     use_cgroups: bool = True
     """False: only rlimits and the watchdog; for machines whose cgroup tree is writable but not ours to change."""
+
+    @field_validator("pods", "docker", "pool", mode="before")
+    @classmethod
+    def _decode(cls, value: Any) -> Any:
+        return _decoded(value)
+
+
+def _decoded(value: Any) -> Any:
+    """With JSON objects and lists in the place of their text: variables of single fields bring text."""
+    if isinstance(value, dict):
+        return {name: _decoded(one) for name, one in value.items()}
+    if not isinstance(value, str) or not value.startswith(("{", "[")):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value  # An address may start with a bracket; whatever it is, its field says so.
