@@ -25,6 +25,7 @@ from longshore_controller.application.groups import GroupCreator
 from longshore_controller.application.leasing import LeaseService
 from longshore_controller.application.manager import RunManager
 from longshore_controller.application.observing import Observer
+from longshore_controller.application.patience import Patience
 from longshore_controller.application.queries import RunQueries
 from longshore_controller.application.reporting import ReportService
 from longshore_controller.application.steps import StepService
@@ -162,6 +163,7 @@ def _driver(
         gateway=settings.gateway_address,
         controller=settings.controller_address,
     )
+    patiently = Patience(clock, settings.outage_patience_s)
     creator = GroupCreator(runs, work, trajectory)
     reconciler = Reconciler(runs, work, trajectory)
     jobs = TrainerJobs(runs, adapters.launcher, settings.trainer_restarts)
@@ -176,8 +178,9 @@ def _driver(
         clock,
         changed,
         addresses,
+        patiently,
         max_refills=settings.max_refills,
-        patience_s=settings.reopen_timeout_s,
+        reopen_s=settings.reopen_timeout_s,
     )
     return RunDriver(
         runs,
@@ -190,8 +193,9 @@ def _driver(
         WarmStart(runs, artifacts, jobs, addresses),
         Serving(runs, artifacts, adapters.gateway),
         training,
-        Evaluating(runs, work, adapters.gateway, creator, reconciler, clock, changed),
+        Evaluating(runs, work, adapters.gateway, creator, reconciler, clock, changed, patiently),
         reports,
+        patiently,
     )
 
 

@@ -68,6 +68,9 @@ class Settings(ServiceSettings):
     publish_timeout_s: float = Field(default=600.0, gt=0)
     """Publishing version 0 includes the start of an engine (about a minute on a CPU)."""
 
+    outage_patience_s: float = Field(default=300.0, ge=0)
+    """How long a run waits for services that do not answer before it fails: an upgrade restarts them all."""
+
     reopen_timeout_s: float = Field(default=300.0, gt=0)
     """How long a resumed run waits for its trainer to open it again in the trajectory store."""
 

@@ -11,6 +11,7 @@ from longshore_controller.application.closing import RunCloser
 from longshore_controller.application.context import RunContext, RunContexts
 from longshore_controller.application.evaluating import Evaluating
 from longshore_controller.application.follower import SealedFollower
+from longshore_controller.application.patience import Patience
 from longshore_controller.application.reporting import ReportService
 from longshore_controller.application.training import Training
 from longshore_controller.application.warm_start import Serving, WarmStart, base_dir
@@ -38,6 +39,7 @@ class RunDriver:
         training: Training,
         evaluating: Evaluating,
         reports: ReportService,
+        patiently: Patience,
     ) -> None:
         self._runs = runs
         self._contexts = contexts
@@ -51,6 +53,7 @@ class RunDriver:
         self._training = training
         self._evaluating = evaluating
         self._reports = reports
+        self._patiently = patiently
 
     async def drive(self, run_id: str) -> None:
         """From PENDING to SUCCEEDED or FAILED; cancelled when the run is stopped or the process ends."""
@@ -84,7 +87,7 @@ class RunDriver:
         folder = str(base_dir(context, self._artifacts))
         steps: list[tuple[RunState, Callable[[], Awaitable[None]]]] = [
             (RunState.WARMING, lambda: self._warm_start.run(context)),
-            (RunState.SERVING, lambda: self._serving.run(context)),
+            (RunState.SERVING, lambda: self._patiently("publish version 0", lambda: self._serving.run(context))),
             (RunState.TRAINING, lambda: self._training.run(context, folder)),
             (RunState.EVALUATING, lambda: self._evaluating.run(context)),
         ]
@@ -96,10 +99,10 @@ class RunDriver:
     async def _finish(self, context: RunContext) -> None:
         run_id = context.run_id
         # Read before the alias is retired: afterwards the versions are unloaded.
-        policies = await self._gateway.policies(context.alias)
-        await self._trajectory.close_run(run_id, discard_open=True)
+        policies = await self._patiently("list versions", lambda: self._gateway.policies(context.alias))
+        await self._patiently("close the run", lambda: self._trajectory.close_run(run_id, discard_open=True))
         await self._runs.move(run_id, RunState.SUCCEEDED)
-        report = await self._reports.build(run_id, policies)
+        report = await self._patiently("report", lambda: self._reports.build(run_id, policies))
         await self._runs.save_report(run_id, report.model_dump_json())
         await self._closer.retire(run_id, context.alias)
 

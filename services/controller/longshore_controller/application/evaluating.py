@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from longshore_common.clock import Clock
 from longshore_common.errors import Internal
 from longshore_controller.application.context import RunContext
 from longshore_controller.application.follower import Reconciler
 from longshore_controller.application.groups import GroupCreator
+from longshore_controller.application.patience import Patience
 from longshore_controller.application.quiet import QuietTimer
 from longshore_controller.domain.planner import BASE_PANEL, FINAL_PANEL, GroupPlan, dev_panel, panel_groups
 from longshore_controller.domain.ports import Gateway
@@ -30,6 +33,7 @@ class Evaluating:
         reconciler: Reconciler,
         clock: Clock,
         changed: Signal,
+        patiently: Patience,
     ) -> None:
         self._runs = runs
         self._work = work
@@ -38,18 +42,25 @@ class Evaluating:
         self._reconciler = reconciler
         self._clock = clock
         self._changed = changed
+        self._patiently = patiently
 
     async def run(self, context: RunContext) -> None:
         """Returns when every attempt of the panels is sealed."""
-        await self._reconciler.reconcile(context.run_id)
+        await self._reconcile(context.run_id)
         step = (await self._runs.get(context.run_id)).step
-        await self._ensure_served(context, step)
+        await self._patiently("publish the last version", lambda: self._ensure_served(context, step))
         panels = self._panels(context, step)
+        await self._patiently("create panels", lambda: self._create(context.run_id, panels))
+        await self._wait(context.run_id, list(panels))
+
+    async def _reconcile(self, run_id: str) -> None:
+        await self._patiently("reconcile", lambda: self._reconciler.reconcile(run_id))
+
+    async def _create(self, run_id: str, panels: Mapping[str, list[GroupPlan]]) -> None:
         for panel, plans in panels.items():
-            groups, _ = await self._work.panel_progress(context.run_id, panel)
+            groups, _ = await self._work.panel_progress(run_id, panel)
             if groups < len(plans):
                 await self._creator.create_panel(panel, plans)
-        await self._wait(context.run_id, list(panels))
 
     def _panels(self, context: RunContext, step: int) -> dict[str, list[GroupPlan]]:
         plan, run_id = context.plan, context.run_id
@@ -87,4 +98,4 @@ class Evaluating:
             if await wait_for(ticket, _TICK_S):
                 quiet.moved()
             elif quiet.due():
-                await self._reconciler.reconcile(run_id)
+                await self._reconcile(run_id)

@@ -10,6 +10,7 @@ from longshore_common.log import get_logger
 from longshore_controller.application.context import RunContext
 from longshore_controller.application.follower import Reconciler
 from longshore_controller.application.groups import GroupCreator
+from longshore_controller.application.patience import Patience
 from longshore_controller.application.quiet import QuietTimer
 from longshore_controller.application.trainer_jobs import TrainerJobs
 from longshore_controller.domain.jobs import Addresses, JobFile, JobKind, rl_job
@@ -39,9 +40,10 @@ class Training:
         clock: Clock,
         changed: Signal,
         addresses: Addresses,
+        patiently: Patience,
         *,
         max_refills: int,
-        patience_s: float,
+        reopen_s: float,
     ) -> None:
         self._runs = runs
         self._work = work
@@ -54,7 +56,8 @@ class Training:
         self._changed = changed
         self._addresses = addresses
         self._max_refills = max_refills
-        self._patience_s = patience_s
+        self._patiently = patiently
+        self._reopen_s = reopen_s
 
     async def run(self, context: RunContext, base_dir_of_run: str) -> None:
         """Returns when all steps are committed.
@@ -70,12 +73,12 @@ class Training:
             return rl_job(plan, run_id, incarnation, context.alias, out_dir, base_dir, self._addresses)
 
         async def progress() -> tuple[bool, int]:
-            await self._reconciler.reconcile(run_id)
+            await self._patiently("reconcile", lambda: self._reconciler.reconcile(run_id))
             step = (await self._runs.get(run_id)).step
             return step >= plan.steps, step
 
         await self._jobs.run(run_id, JobKind.RL, make, lambda job: self._supply(context, job), progress)
-        await self._discard_surplus(run_id)
+        await self._patiently("discard surplus", lambda: self._discard_surplus(run_id))
 
     async def _supply(self, context: RunContext, job: Job) -> int:
         """Plans groups until the job ends; gives its exit status."""
@@ -102,7 +105,7 @@ class Training:
     def _check_patience(self, error: LongshoreError, waited_s: float) -> None:
         # Conflict: a stopped run is closed in the trajectory store until its new trainer opens it again.
         passing = error.retryable or isinstance(error, Conflict)
-        if not passing or waited_s > self._patience_s:
+        if not passing or waited_s > self._reopen_s:
             raise error
         log.info("planning waits", reason=error.message)
 
