@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -85,6 +86,11 @@ class Release:
         """Objects of the namespace, of this release unless args select otherwise."""
         found = json.loads(self.kubectl("get", kind, "-o", "json", *(args or ("-l", self.selector))))
         return list(found["items"])
+
+    def secret(self) -> str:
+        """The platform's."""
+        found = json.loads(self.kubectl("get", "secret", f"{self.fullname}-secret", "-o", "json"))
+        return base64.b64decode(found["data"]["secret"]).decode()
 
     def helm(self, *args: str, timeout_s: float = 900) -> str:
         """helm in the release's namespace."""

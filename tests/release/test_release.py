@@ -15,6 +15,8 @@ import yaml
 from release import LONGSHORE, REPOSITORY, Connected, Failed, Release, connected, run, until
 from sandboxes import Door, answers_inside, claimed, doors_of
 
+from longshore_inference_gateway.clients.vllm import api_key_of
+
 pytestmark = [pytest.mark.cluster, pytest.mark.release, pytest.mark.timeout(3000)]
 
 SPEC = REPOSITORY / "examples/runs/cluster-grpo.yaml"
@@ -54,6 +56,7 @@ class Sightings(threading.Thread):
     def __init__(self, release: Release) -> None:
         super().__init__(daemon=True)
         self._release = release
+        self._engine_key = f"Authorization: Bearer {api_key_of(release.secret())}"
         self._over = threading.Event()
         self.sandboxes: set[str] = set()
         self.most_at_once = 0
@@ -81,7 +84,7 @@ class Sightings(threading.Thread):
             "pods", "-l", f"{self._release.selector},app.kubernetes.io/component=engine-default"
         ):
             address = pod["status"].get("podIP")
-            answer = run("curl", "-s", "--max-time", "2", f"http://{address}:8000/v1/models")
+            answer = run("curl", "-s", "--max-time", "2", "-H", self._engine_key, f"http://{address}:8000/v1/models")
             self.served |= {model["id"] for model in json.loads(answer)["data"]}
 
     def end(self) -> None:

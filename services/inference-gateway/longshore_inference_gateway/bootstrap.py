@@ -132,18 +132,33 @@ async def _advertised(settings: Settings, http_address: str) -> str:
         return url
     parts = urlsplit(url)
     try:
-        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-        found = await asyncio.get_running_loop().getaddrinfo(host or "", port, type=socket.SOCK_STREAM)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        address = await address_of(parts.hostname or "", settings.advertise_patience_s)
     except (OSError, ValueError) as error:
         raise InvalidSpec(
             f"advertise_ip: the host of advertised_url {url!r} has no address ({error}); "
             "name a Service or host that resolves from here, or give its address",
             field="advertised_url",
         ) from error
-    # Sandboxes' policies are written for IPv4 where there is a choice.
-    address = min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0]
-    netloc = f"[{address}]:{port}" if ":" in str(address) else f"{address}:{port}"
+    netloc = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     return parts._replace(netloc=netloc).geturl()
+
+
+async def address_of(host: str, patience_s: float) -> str:
+    """The host's IP address. Raises OSError when it still has none after patience_s seconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    while True:
+        try:
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            if loop.time() >= deadline:
+                raise
+            log.info("waiting for a name", host=host, error=str(error))
+            await asyncio.sleep(1.0)
+            continue
+        # Sandboxes' policies are written for IPv4 where there is a choice.
+        return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
 def _with_port(address: str) -> str:

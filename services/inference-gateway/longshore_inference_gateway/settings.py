@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from longshore_common.settings import ServiceSettings, service_config
 from longshore_inference_gateway.engine_settings import EngineSettings
 
@@ -29,6 +31,9 @@ class Settings(EngineSettings, ServiceSettings):
 
     advertise_ip: bool = False
     """Replace the name in advertised_url by its address, looked up once at start: sandboxes have no DNS."""
+
+    advertise_patience_s: float = Field(default=30.0, ge=0)
+    """Seconds that the look-up of advertise_ip is repeated: the name of a new Service takes a moment."""
 
     trajectory_address: str = "127.0.0.1:7406"
     """host:port of the trajectory store, where every turn is appended."""

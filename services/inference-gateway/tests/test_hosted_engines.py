@@ -19,7 +19,7 @@ from longshore.engine.v1 import engine_pb2
 from longshore.gateway.v1 import gateway_pb2 as pb
 from longshore_common.digests import tree_digest
 from longshore_common.errors import Internal, InvalidSpec, PermissionDenied, QuotaExceeded, Unavailable
-from longshore_inference_gateway.bootstrap import build
+from longshore_inference_gateway.bootstrap import address_of, build
 from longshore_inference_gateway.clients.vllm import VllmClient, api_key_of
 from longshore_inference_gateway.engine_host import volume
 
@@ -367,8 +367,31 @@ async def test_a_name_is_advertised_as_its_address(world: World, model_dir: Path
         assert (await gateway.open()).base_url in ("http://127.0.0.1:7403/v1", "http://[::1]:7403/v1")
 
 
+async def test_a_name_that_gets_its_address_in_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, asked = asyncio.get_running_loop(), []
+    look_up = loop.getaddrinfo
+
+    async def late(host: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(host)
+        if len(asked) == 1:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return await look_up("127.0.0.7", *args, **kwargs)
+
+    monkeypatch.setattr(loop, "getaddrinfo", late)
+    assert await address_of("ls-longshore-inference-gateway", 5) == "127.0.0.7"
+    assert len(asked) == 2
+
+
 async def test_a_name_without_an_address_is_one_clear_error(tmp_path: Path) -> None:
-    config = settings(tmp_path, "127.0.0.1:1", advertised_url="http://no-such-host.invalid:7403", advertise_ip=True)
+    config = settings(
+        tmp_path,
+        "127.0.0.1:1",
+        advertised_url="http://no-such-host.invalid:7403",
+        advertise_ip=True,
+        advertise_patience_s=0.0,
+    )
     with pytest.raises(InvalidSpec, match=r"no-such-host\.invalid.*no address") as caught:
         await build(config)
     assert caught.value.field == "advertised_url"
