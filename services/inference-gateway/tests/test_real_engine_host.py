@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -22,7 +24,10 @@ from longshore.engine.v1 import engine_pb2, engine_pb2_grpc
 from longshore.gateway.v1 import gateway_pb2 as pb
 from longshore_common.child import Child, spawn
 from longshore_common.grpc_client import open_channel, wait_ready
+from longshore_inference_gateway.clients import vllm_options
 from longshore_inference_gateway.clients.vllm import api_key_of
+from longshore_inference_gateway.domain.models import ServedBase
+from longshore_inference_gateway.engine_settings import Device, EngineSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -156,3 +161,33 @@ async def _until_replaced(gateway: Gateway, address: str, instance: str) -> None
     while (await _status(address)).instance in ("", instance):
         await asyncio.sleep(0.1)
     await _until_ready(gateway)
+
+
+@pytest.mark.parametrize("device", list(Device))
+def test_vllm_knows_every_argument(tmp_path: Path, device: Device) -> None:
+    """Its own parser, in a process of its own; on GPUs nothing more can be tried here."""
+    (tmp_path / "config.json").write_text('{"torch_dtype": "bfloat16", "max_position_embeddings": 4096}')
+    options = EngineSettings(
+        engine_device=device,
+        engine_tensor_parallel_size=4,
+        engine_max_model_len=2048,
+        engine_enforce_eager=True,
+        engine_drain_s=20,
+        engine_extra_arguments=("--seed", "1"),
+    )
+    order = vllm_options.arguments(options, ServedBase("demo-v0", str(tmp_path), "d"), "0.0.0.0", 8000)
+    script = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+found = make_arg_parser(FlexibleArgumentParser()).parse_args(json.loads(sys.argv[1]))
+names = ("tensor_parallel_size", "max_model_len", "shutdown_timeout", "middleware", "seed")
+print(json.dumps([getattr(found, name) for name in names]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(order)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    parallel = 4 if device is Device.GPU else 1
+    door = "longshore_inference_gateway.engine_door.Door"
+    assert json.loads(done.stdout.splitlines()[-1]) == [parallel, 2048, 20, [door], 1]
