@@ -58,6 +58,7 @@ from longshore_controller.store.runs import SqlRunStore
 from longshore_controller.store.work import SqlWorkStore
 
 SERVICE = "longshore.controller.v1.ControllerService"
+_STOP_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,11 @@ def wire(settings: Settings, database: Database, adapters: Adapters) -> Parts:
         adapters.launcher,
         adapters.clock,
     )
-    closer = RunCloser(adapters.trajectory, adapters.gateway)
     manager = RunManager(
         runs,
-        _driver(settings, stores, adapters, reports, closer),
-        closer,
+        _driver(settings, stores, adapters, reports),
+        # Who stops a run waits for the answer.
+        RunCloser(adapters.trajectory, adapters.gateway, Patience(adapters.clock, _STOP_PATIENCE_S)),
         changed,
         max_active=settings.max_active_runs,
         auto_resume=settings.auto_resume,
@@ -153,9 +154,7 @@ def _leases(settings: Settings, stores: _Stores, adapters: Adapters) -> LeaseSer
     )
 
 
-def _driver(
-    settings: Settings, stores: _Stores, adapters: Adapters, reports: ReportService, closer: RunCloser
-) -> RunDriver:
+def _driver(settings: Settings, stores: _Stores, adapters: Adapters, reports: ReportService) -> RunDriver:
     runs, work, changed = stores.runs, stores.work, stores.changed
     trajectory, clock, artifacts = adapters.trajectory, adapters.clock, adapters.artifacts
     addresses = Addresses(
@@ -188,7 +187,7 @@ def _driver(
         artifacts,
         trajectory,
         adapters.gateway,
-        closer,
+        RunCloser(trajectory, adapters.gateway, patiently),
         SealedFollower(work, trajectory, clock, changed),
         WarmStart(runs, artifacts, jobs, addresses),
         Serving(runs, artifacts, adapters.gateway),

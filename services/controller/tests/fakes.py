@@ -13,7 +13,7 @@ from longshore.controller.v1 import controller_pb2 as controller
 from longshore.trajectory.v1 import trajectory_pb2 as pb
 from longshore.trajectory.v1 import trajectory_pb2_grpc as rpc
 from longshore_common.digests import digest
-from longshore_common.errors import LongshoreError, NotFound
+from longshore_common.errors import LongshoreError, NotFound, Unavailable
 from longshore_controller.api.convert import lease_to_proto
 from longshore_controller.application.leasing import Failure, LeaseService
 from longshore_controller.domain.jobs import JobFile, JobKind
@@ -82,6 +82,8 @@ class FakeGateway:
         self.incarnations: list[int] = []
         self.retired: list[str] = []
         self.broken: LongshoreError | None = None
+        self.absences: dict[str, int] = {}
+        """How many calls of a method find nobody, by its name."""
         self.republished: list[int] = []
 
     def serve(self, alias: str, version: int, uri: str, state: str = "serving") -> None:
@@ -92,7 +94,13 @@ class FakeGateway:
         kind = "full" if version == 0 else "lora"
         known[version] = PolicyInfo(version, kind, state, uri, "sha256:w", f"{alias}-v{version}", 1, True)
 
+    def _present(self, method: str) -> None:
+        if self.absences.get(method, 0) > 0:
+            self.absences[method] -= 1
+            raise Unavailable("the gateway restarts")
+
     async def publish_base(self, run_id: str, alias: str, incarnation: int, uri: str, digest: str) -> None:
+        self._present("publish_base")
         if self.broken is not None:
             raise self.broken
         await self.gate.passing(RunState.SERVING)
@@ -107,12 +115,15 @@ class FakeGateway:
         self.serve(alias, policy.version, policy.uri)
 
     async def policy(self, alias: str, version: int) -> PolicyInfo | None:
+        self._present("policy")
         return self.versions.get(alias, {}).get(version)
 
     async def policies(self, alias: str) -> list[PolicyInfo]:
+        self._present("policies")
         return list(self.versions.get(alias, {}).values())
 
     async def retire(self, alias: str) -> None:
+        self._present("retire")
         self.retired.append(alias)
 
 

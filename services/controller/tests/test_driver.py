@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 
@@ -68,6 +69,18 @@ async def test_whole_run(harbor: Harbor) -> None:
     states = [event.data["state"] for event in events if event.kind is EventKind.RUN_STATE]
     assert states == ["pending", "warming", "serving", "training", "evaluating", "succeeded"]
     assert [event.sequence for event in events] == sorted(event.sequence for event in events)
+
+
+async def test_a_gateway_that_restarts_between_two_calls_is_waited_for(harbor: Harbor) -> None:
+    harbor.gateway.absences = {"publish_base": 2, "policy": 1, "policies": 1, "retire": 1}
+    async with harbor.controller() as living:
+        run = await living.submit(SPEC)
+        ended = await living.until(run.run_id)
+        assert (ended.state, ended.state_reason) == (RunState.SUCCEEDED, "")
+        async with asyncio.timeout(20):
+            while not harbor.gateway.retired:
+                await asyncio.sleep(0.02)
+    assert not any(harbor.gateway.absences.values())
 
 
 async def test_report_has_the_keys_of_the_issue(harbor: Harbor) -> None:

@@ -108,9 +108,9 @@ class RunDriver:
 
     async def _fail(self, run_id: str, reason: str) -> None:
         log.error("run failed", run=run_id, reason=reason)
-        await self._closer.close(run_id, (await self._runs.get(run_id)).alias)
         try:
             await self._runs.move(run_id, RunState.FAILED, reason)
         except Conflict as error:
             # Stopped at the same moment: the user's word stands.
             log.info("the failed run has ended already", run=run_id, reason=error.message)
+        await self._closer.close(run_id, (await self._runs.get(run_id)).alias)
