@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ import pytest
 import yaml
 from typer.testing import Result
 
+from longshore.catalog.v1 import catalog_pb2
 from longshore_cli.demo.cluster import _spec_file
 from longshore_cli.demo.config import CLUSTER_SPEC, DemoConfig, load_spec, settle_config, write_config
+from longshore_cli.demo.prepare import _probe
+from longshore_cli.demo.progress import Progress, Stage
 from longshore_cli.errors import CliError
 from longshore_cli.local.home import Home
 from longshore_controller.domain.artifacts import check_name
@@ -56,6 +59,29 @@ def test_it_wants_a_connected_release(cli: Cli) -> None:
     result = cli("demo", "prepare", "--cluster", "--home", "none")
     assert (result.exit_code, "nothing runs on" in result.stderr) == (2, True), result.stderr
     assert not Path("none/demo.json").exists()
+
+
+class Catalog:
+    """Probes: of each task the states to answer, one a round."""
+
+    def __init__(self, **states: str) -> None:
+        self.states = {name: found.split() for name, found in states.items()}
+        self.rounds: list[list[str]] = []
+
+    async def ProbeTasks(self, request: catalog_pb2.ProbeTasksRequest) -> AsyncIterator[Any]:
+        self.rounds.append(list(request.digests))
+        for digest in request.digests:
+            state = catalog_pb2.TaskState.Value(f"TASK_STATE_{self.states[digest].pop(0).upper()}")
+            yield catalog_pb2.ProbeTasksResponse(digest=digest, state=state, state_reason="why")
+
+
+async def test_tasks_that_gave_no_answer_are_probed_once_more() -> None:
+    progress = Progress([Stage("probe", 1)])
+    catalog = Catalog(a="evaluable", b="needs_probe evaluable", c="evaluable")
+    await _probe(catalog, ["a", "b", "c"], 0.1, progress, 2)
+    assert catalog.rounds == [["a", "b", "c"], ["b"]]
+    with pytest.raises(CliError, match=r"2 of 2 tasks cannot be used; first: a is rejected: why"):
+        await _probe(Catalog(a="rejected", b="needs_probe needs_probe"), ["a", "b"], 0.1, progress, 2)
 
 
 @pytest.fixture

@@ -17,6 +17,9 @@ from longshore_cli.demo.stages import Markers
 from longshore_cli.local.home import Home
 from longshore_cli.report.render import write_atomic
 
+_PROBES = 8
+"""At a time: most of a probe is the start of two pods."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -46,7 +49,7 @@ async def prepare_release(home: Home, config: DemoConfig) -> Prepared:
     async with connected(Target(home.path, None), names, start=Start.NEVER) as channels, progress.live():
         write_config(home, config)
         catalog = catalog_pb2_grpc.CatalogServiceStub(channels["task-catalog"])
-        await prepare(home, root, config, spec, catalog, Markers(home), progress)
+        await prepare(home, root, config, spec, catalog, Markers(home), progress, _PROBES)
         controller = controller_pb2_grpc.ControllerServiceStub(channels["controller"])
         artifacts, changed = await _push(controller, home, spec, progress)
     return Prepared(spec["tasks"]["dataset"], _spec_file(home, root, spec, config), artifacts, changed)

@@ -49,8 +49,11 @@ async def prepare(
     catalog: Any,
     markers: Markers,
     progress: Progress,
+    probes: int = 0,
 ) -> None:
     """All of it, into the home and the catalog of these services; what is done already is kept.
+
+    probes: tasks probed at a time; 0: as the catalog likes.
 
     Raises:
         CliError: a tool failed, or a task of ours is rejected or flaky.
@@ -59,7 +62,7 @@ async def prepare(
     # The model keeps one core busy, probing the other.
     await _together(
         make_model(home, config, markers, progress),
-        prepare_catalog(catalog, home, spec["tasks"]["dataset"], markers, progress),
+        prepare_catalog(catalog, home, spec["tasks"]["dataset"], markers, progress, probes),
     )
 
 
@@ -117,7 +120,9 @@ async def make_model(home: Home, config: DemoConfig, markers: Markers, progress:
     progress.end("model")
 
 
-async def prepare_catalog(stub: Any, home: Home, dataset: str, markers: Markers, progress: Progress) -> None:
+async def prepare_catalog(
+    stub: Any, home: Home, dataset: str, markers: Markers, progress: Progress, probes: int = 0
+) -> None:
     """Imports, freezes and probes the tasks. What was probed before is evidence in the catalog, and stays.
 
     Raises:
@@ -144,7 +149,7 @@ async def prepare_catalog(stub: Any, home: Home, dataset: str, markers: Markers,
     splits = work_on.read_splits(home.path / "tasks" / "splits.json")
     frozen = await work_on.freeze(stub, dataset, {s: [digest_of[n] for n in names] for s, names in splits.items()})
     progress.say("probe", f"frozen as {dataset}: {', '.join(f'{len(v)} {k}' for k, v in splits.items())}")
-    await _probe(stub, list(digest_of.values()), share, progress)
+    await _probe(stub, list(digest_of.values()), share, progress, probes)
     progress.end("probe", f"{len(digest_of)} tasks: the oracle solves each, doing nothing solves none")
     await markers.mark("probe", inputs, [], {"digest": frozen.dataset.digest, "tasks": dict(sorted(digest_of.items()))})
 
@@ -160,16 +165,27 @@ async def _dataset_digest(stub: Any, name: str) -> str:
         return ""
 
 
-async def _probe(stub: Any, digests: Sequence[str], share: float, progress: Progress) -> None:
+async def _probe(stub: Any, digests: Sequence[str], share: float, progress: Progress, probes: int) -> None:
     from longshore_cli.plain import to_plain
 
-    bad = []
+    bad: dict[str, str] = {}
     done = 0
-    async for answer in work_on.probe(stub, digests):
-        done += 1
-        progress.update("probe", share + (1 - share) * done / len(digests), f"{done}/{len(digests)} probed")
-        state = to_plain(answer)["state"]
-        if state in ("rejected", "flaky", "needs_probe"):
-            bad.append(f"{answer.digest[:19]} is {state}: {answer.state_reason}")
+    todo = digests
+    # A second time for those that said nothing: a sandbox that did not start is no word about its task.
+    for again in (False, True):
+        silent = []
+        async for answer in work_on.probe(stub, todo, concurrency=probes):
+            done += not again
+            progress.update("probe", share + (1 - share) * done / len(digests), f"{done}/{len(digests)} probed")
+            state = to_plain(answer)["state"]
+            if state == "needs_probe" and not again:
+                silent.append(answer.digest)
+            elif state in ("rejected", "flaky", "needs_probe"):
+                bad[answer.digest] = f"{answer.digest[:19]} is {state}: {answer.state_reason}"
+        todo = silent
+        if not todo:
+            break
+        progress.say("probe", f"{len(todo)} gave no answer: once more")
     if bad:
-        raise CliError(f"{len(bad)} of {len(digests)} tasks cannot be used; first: {bad[0]}; see `longshore task list`")
+        first = next(iter(bad.values()))
+        raise CliError(f"{len(bad)} of {len(digests)} tasks cannot be used; first: {first}; see `longshore task list`")
