@@ -12,6 +12,7 @@ from longshore_common.app import App, GrpcEndpoint, HttpEndpoint
 from longshore_common.clock import Clock, SystemClock
 from longshore_common.database import Database, migrate
 from longshore_common.grpc_client import open_channel
+from longshore_common.patience import Patience
 from longshore_controller.api.rest import make_rest
 from longshore_controller.api.servicer import Application, ControllerServicer
 from longshore_controller.application.announcing import DemandAnnouncer
@@ -25,7 +26,6 @@ from longshore_controller.application.groups import GroupCreator
 from longshore_controller.application.leasing import LeaseService
 from longshore_controller.application.manager import RunManager
 from longshore_controller.application.observing import Observer
-from longshore_controller.application.patience import Patience
 from longshore_controller.application.queries import RunQueries
 from longshore_controller.application.reporting import ReportService
 from longshore_controller.application.steps import StepService

@@ -72,6 +72,7 @@ async def build(settings: Settings) -> App:
             sandbox_ttl_s=settings.sandbox_ttl_s,
             session_slack_s=settings.session_slack_s,
             model_patience_s=settings.model_patience_s,
+            service_patience_s=settings.service_patience_s,
             regrade=settings.regrade,
         ),
         _observe_phase,

@@ -64,6 +64,10 @@ class Settings(ServiceSettings):
     model_patience_s: float = 90.0
     """How long a full queue or an absent engine is waited out before the attempt fails. An engine starts in 60."""
 
+    service_patience_s: float = 60.0
+    """How long a service that does not answer is waited for: its restart must not cost an attempt one of its few
+    retries."""
+
     verify_timeout_s: float = 3600.0
     """One Verify: tests, a re-grade and the oracle. Each has its own limit inside; this one finds a dead verifier."""
 

@@ -1,5 +1,6 @@
 """One attempt end to end: the real worker, fakes of the services around it on real sockets."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -328,6 +329,32 @@ async def test_a_seal_is_sent_again_when_the_store_is_away(stack: Any) -> None:
     await stack.ended()
     assert len(stack.trajectory.sealed) == 1
     assert stack.controller.failures() == []
+
+
+async def test_services_that_restart_are_waited_for(stack: Any, wait_until: Any) -> None:
+    """An upgrade takes them all away for some seconds; an attempt has two retries, used up in less."""
+    away = Unavailable("restarting")
+    stack.scheduler.error = stack.gateway.error = stack.catalog.error = stack.verifier.error = away
+    stack.add()
+    await stack.start()
+    await asyncio.sleep(2.5)
+    assert stack.controller.completed == []
+    stack.scheduler.error = stack.gateway.error = stack.catalog.error = None
+    await wait_until(lambda: stack.verifier.requests)
+    await asyncio.sleep(2.5)
+    stack.verifier.error = None
+    await wait_until(lambda: stack.controller.completed and stack.scheduler.deleted)
+    assert stack.controller.failures() == []
+    assert len(stack.trajectory.sealed) == 1
+    assert stack.gateway.closed == ["s-g-0-1"]
+
+
+async def test_a_service_that_stays_away_is_a_failure_of_its_name(stack: Any) -> None:
+    stack.gateway.error = Unavailable("gone")
+    stack.add()
+    await stack.start(service_patience_s=0.1)
+    await stack.ended()
+    assert stack.controller.failures() == ["gateway"]
 
 
 async def test_a_refused_seal_is_reported_and_not_dropped(stack: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longshore_common.errors import LongshoreError, NotFound
 from longshore_common.log import get_logger
-from longshore_controller.application.patience import Patience
+from longshore_common.patience import Patience
 from longshore_controller.domain.ports import Gateway, Trajectory
 
 log = get_logger(__name__)

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 from longshore_common.errors import Conflict, LongshoreError
 from longshore_common.log import get_logger
+from longshore_common.patience import Patience
 from longshore_controller.application.closing import RunCloser
 from longshore_controller.application.context import RunContext, RunContexts
 from longshore_controller.application.evaluating import Evaluating
 from longshore_controller.application.follower import SealedFollower
-from longshore_controller.application.patience import Patience
 from longshore_controller.application.reporting import ReportService
 from longshore_controller.application.training import Training
 from longshore_controller.application.warm_start import Serving, WarmStart, base_dir

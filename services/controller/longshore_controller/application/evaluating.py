@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from longshore_common.clock import Clock
 from longshore_common.errors import Internal
+from longshore_common.patience import Patience
 from longshore_controller.application.context import RunContext
 from longshore_controller.application.follower import Reconciler
 from longshore_controller.application.groups import GroupCreator
-from longshore_controller.application.patience import Patience
 from longshore_controller.application.quiet import QuietTimer
 from longshore_controller.domain.planner import BASE_PANEL, FINAL_PANEL, GroupPlan, dev_panel, panel_groups
 from longshore_controller.domain.ports import Gateway

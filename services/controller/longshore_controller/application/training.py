@@ -7,10 +7,10 @@ import asyncio
 from longshore_common.clock import Clock
 from longshore_common.errors import Conflict, LongshoreError
 from longshore_common.log import get_logger
+from longshore_common.patience import Patience
 from longshore_controller.application.context import RunContext
 from longshore_controller.application.follower import Reconciler
 from longshore_controller.application.groups import GroupCreator
-from longshore_controller.application.patience import Patience
 from longshore_controller.application.quiet import QuietTimer
 from longshore_controller.application.trainer_jobs import TrainerJobs
 from longshore_controller.domain.jobs import Addresses, JobFile, JobKind, rl_job

@@ -6,14 +6,15 @@ cancellation included; after the lease is known to be lost nothing is written.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from longshore_common.clock import Clock
 from longshore_common.digests import digest
-from longshore_common.errors import LongshoreError
+from longshore_common.errors import LongshoreError, Unavailable
 from longshore_common.log import get_logger
+from longshore_common.patience import Patience
 from longshore_common.retry import retry
 from longshore_rollout_worker.domain.budget import AgentLimits
 from longshore_rollout_worker.domain.failures import failure_of, means_lease_lost, means_outcome_is_fixed
@@ -72,6 +73,7 @@ class AttemptSettings:
     sandbox_ttl_s: float
     session_slack_s: float
     model_patience_s: float
+    service_patience_s: float
     regrade: bool
 
 
@@ -113,15 +115,17 @@ class AttemptRunner:
     ) -> None:
         self._services, self._harnesses, self._clock, self._settings = services, harnesses, clock, settings
         self._observe = observe
+        # Not late answers: those calls have waited long enough.
+        self._patiently = Patience(clock, settings.service_patience_s, Unavailable)
         self._cleanups: set[asyncio.Task[None]] = set()
 
     async def run(self, lease: Lease) -> AttemptEnd:
         """Runs one attempt to its end. Only cancellation is raised; a failure is reported to the controller."""
         services, ttl_s = self._services, lease.agent_timeout_s + self._settings.session_slack_s
         grants = _Grants(
-            asyncio.create_task(services.scheduler.claim(lease, self._settings.sandbox_ttl_s)),
-            asyncio.create_task(services.gateway.open(lease, ttl_s)),
-            asyncio.create_task(services.catalog.task(lease.task_digest)),
+            self._asked("claim", lambda: services.scheduler.claim(lease, self._settings.sandbox_ttl_s)),
+            self._asked("open session", lambda: services.gateway.open(lease, ttl_s)),
+            self._asked("read task", lambda: services.catalog.task(lease.task_digest)),
         )
         try:
             return await self._run(lease, grants)
@@ -136,6 +140,9 @@ class AttemptRunner:
             return AttemptEnd.LOST
         finally:
             await self._clean_up(grants)
+
+    def _asked(self, what: str, call: Callable[[], Coroutine[Any, Any, T]]) -> "asyncio.Task[T]":
+        return asyncio.create_task(self._patiently(what, call))
 
     async def cleaned(self) -> None:
         """Returns when no cleanup is going on."""
@@ -196,15 +203,16 @@ class AttemptRunner:
 
     async def _check_capture(self, lease: Lease, session: Session, grants: _Grants) -> None:
         """Ends the session; an attempt to train on whose capture has holes is failed before time goes into grading."""
-        use = await _translated(Stage.SESSION, self._services.gateway.close(session.session_id))
+        closed = self._patiently("close session", lambda: self._services.gateway.close(session.session_id))
+        use = await _translated(Stage.SESSION, closed)
         grants.session_closed = True
         if lease.trains and not use.capture_complete:
             raise AttemptFailure(Failure.CAPTURE_INCOMPLETE, f"session {session.session_id}: {use.turns} turns")
 
     async def _verify(self, lease: Lease, sandbox: ClaimedSandbox) -> Graded | NotGraded:
-        return await _translated(
-            Stage.VERIFY, self._services.verifier.verify(lease, sandbox, self._settings.regrade and lease.regrade)
-        )
+        regrade = self._settings.regrade and lease.regrade
+        verified = self._patiently("verify", lambda: self._services.verifier.verify(lease, sandbox, regrade))
+        return await _translated(Stage.VERIFY, verified)
 
     async def _seal(self, lease: Lease, harness: Harness, held: _Held, result: HarnessResult, grade: Graded) -> None:
         termination = Termination.AGENT_BROKE_VERIFIER if grade.agent_broke_verifier else result.termination
@@ -219,7 +227,7 @@ class AttemptRunner:
             verifier_s=grade.seconds,
             sandbox_id=held.sandbox.sandbox_id,
         )
-        await _translated(Stage.SEAL, retry(lambda: self._services.trajectory.seal(seal), attempts=6))
+        await _translated(Stage.SEAL, self._patiently("seal", lambda: self._services.trajectory.seal(seal)))
 
     async def _complete(self, lease: Lease) -> None:
         try:

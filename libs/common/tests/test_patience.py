@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from longshore_common.clock import FakeClock
-from longshore_common.errors import Conflict, LongshoreError, Unavailable
-from longshore_controller.application.patience import Patience
+from longshore_common.errors import Conflict, DeadlineExceeded, LongshoreError, Unavailable
+from longshore_common.patience import Patience
 
 
 class Service:
@@ -23,8 +23,10 @@ class Service:
         return "done"
 
 
-async def _run(service: Service, seconds: float, clock: FakeClock) -> str:
-    call = asyncio.create_task(Patience(clock, seconds)("call", service.call))
+async def _run(
+    service: Service, seconds: float, clock: FakeClock, errors: type[LongshoreError] = LongshoreError
+) -> str:
+    call = asyncio.create_task(Patience(clock, seconds, errors)("call", service.call))
     while not call.done():
         await asyncio.sleep(0)
         clock.advance(0.25)
@@ -53,3 +55,10 @@ async def test_what_does_not_pass_is_raised_at_once(error: LongshoreError) -> No
     with pytest.raises(type(error)):
         await _run(service, 60, FakeClock())
     assert service.calls == 1
+
+
+async def test_only_the_errors_that_were_named_are_repeated() -> None:
+    late = DeadlineExceeded("busy")
+    assert await _run(Service(late), 60, FakeClock()) == "done"
+    with pytest.raises(DeadlineExceeded):
+        await _run(Service(late), 60, FakeClock(), Unavailable)

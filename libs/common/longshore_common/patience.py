@@ -18,11 +18,15 @@ _LONGEST_PAUSE_S = 10.0
 
 
 class Patience:
-    """Repeats a call that failed for a passing reason, for `seconds` after its first failure."""
+    """Repeats a call that failed for a passing reason, for `seconds` after its first failure.
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
+    errors: which are repeated, if they are retryable.
+    """
+
+    def __init__(self, clock: Clock, seconds: float, errors: type[LongshoreError] = LongshoreError) -> None:
         self._clock = clock
         self._seconds = seconds
+        self._errors = errors
 
     async def __call__(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """The call's result; it must be idempotent. Raises its last error."""
@@ -34,7 +38,8 @@ class Patience:
             except LongshoreError as error:
                 now = self._clock.monotonic()
                 failing_since = now if failing_since is None else failing_since
-                if not error.retryable or now - failing_since >= self._seconds:
+                passing = error.retryable and isinstance(error, self._errors)
+                if not passing or now - failing_since >= self._seconds:
                     raise
                 log.warning("waiting for another service", what=what, error=error.message, pause_s=pause_s)
             await self._clock.sleep(pause_s)
