@@ -4,7 +4,9 @@ from longshore.verifier.v1 import verifier_pb2_grpc
 from longshore_common.agent_client import AgentChannels
 from longshore_common.app import App, GrpcEndpoint
 from longshore_common.clock import SystemClock
+from longshore_common.errors import Unavailable
 from longshore_common.grpc_client import open_channel
+from longshore_common.patience import Patience
 from longshore_reward_verifier.api.servicer import VerifierServicer
 from longshore_reward_verifier.clients.catalog import CatalogTasks
 from longshore_reward_verifier.clients.scheduler import SchedulerSandboxes
@@ -23,8 +25,9 @@ async def build(settings: Settings) -> App:
     agents = AgentChannels()
     sandboxes = SchedulerSandboxes(scheduler, agents, settings.claim_timeout_s)
     limits = GradeLimits(settings.output_kb * 1024, settings.excerpt_chars, settings.reward_file_kb * 1024)
+    patiently = Patience(SystemClock(), settings.service_patience_s, Unavailable)
     verifier = Verifier(
-        CatalogTasks(catalog, settings.bundle_cache_mb * _MB),
+        CatalogTasks(catalog, settings.bundle_cache_mb * _MB, patiently),
         sandboxes,
         Grader(sandboxes, limits),
         VerifySettings(settings.max_state_mb * _MB, settings.max_regrades, settings.sandbox_slack_s),

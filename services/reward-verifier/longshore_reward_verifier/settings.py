@@ -38,5 +38,8 @@ class Settings(ServiceSettings):
     claim_timeout_s: float = 120.0
     """How long a fresh sandbox may take to be granted."""
 
+    service_patience_s: float = 60.0
+    """How long a catalog that does not answer is waited for: its restart must not cost an attempt its grade."""
+
     sandbox_slack_s: float = 120.0
     """Time to live of a fresh sandbox beyond the tests' and the oracle's timeouts."""

@@ -12,10 +12,14 @@ import pytest
 from longshore.catalog.v1 import catalog_pb2, catalog_pb2_grpc
 from longshore_common.app import App, GrpcEndpoint, running
 from longshore_common.bundle import pack_folder
+from longshore_common.clock import SystemClock
 from longshore_common.digests import tree_digest
-from longshore_common.errors import InvalidSpec, NotFound
+from longshore_common.errors import InvalidSpec, NotFound, Unavailable
 from longshore_common.grpc_client import open_channel
+from longshore_common.patience import Patience
 from longshore_reward_verifier.clients.catalog import CatalogTasks, read_bundle
+
+PATIENTLY = Patience(SystemClock(), 30, Unavailable)
 
 
 def bundle(root: Path, **changes: bytes | None) -> bytes:
@@ -76,6 +80,7 @@ class FakeCatalog(catalog_pb2_grpc.CatalogServiceServicer):
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.downloads: list[str] = []
+        self.away = False
 
     async def GetTask(self, request: Any, context: Any) -> catalog_pb2.GetTaskResponse:
         return catalog_pb2.GetTaskResponse(task=catalog_pb2.Task(workdir="/from-dockerfile", tests_digest="sha256:x"))
@@ -83,6 +88,8 @@ class FakeCatalog(catalog_pb2_grpc.CatalogServiceServicer):
     async def GetBundle(self, request: Any, context: Any) -> catalog_pb2.GetBundleResponse:
         self.downloads.append(request.digest)
         await asyncio.sleep(0.02)
+        if self.away:
+            raise Unavailable("restarting")
         if request.digest == "missing":
             raise NotFound("no task missing")
         return catalog_pb2.GetBundleResponse(bundle_tar_zst=self.content)
@@ -103,7 +110,7 @@ async def catalog(tmp_path: Path) -> AsyncIterator[tuple[FakeCatalog, Any]]:
 
 async def test_concurrent_callers_share_one_download(catalog: tuple[FakeCatalog, Any]) -> None:
     fake, channel = catalog
-    tasks = CatalogTasks(channel, 1 << 20)
+    tasks = CatalogTasks(channel, 1 << 20, PATIENTLY)
     got = await asyncio.gather(*(tasks.get("a") for _ in range(5)))
     assert fake.downloads == ["a"]
     assert {task.spec.workdir for task in got} == {"/from-dockerfile"}
@@ -112,9 +119,9 @@ async def test_concurrent_callers_share_one_download(catalog: tuple[FakeCatalog,
 
 async def test_the_cache_is_bounded_and_forgets_the_least_used(catalog: tuple[FakeCatalog, Any]) -> None:
     fake, channel = catalog
-    size = (await CatalogTasks(channel, 1 << 20).get("a")).size
+    size = (await CatalogTasks(channel, 1 << 20, PATIENTLY).get("a")).size
     fake.downloads.clear()
-    tasks = CatalogTasks(channel, 2 * size)
+    tasks = CatalogTasks(channel, 2 * size, PATIENTLY)
     for digest in ("a", "b", "a", "c", "a", "b"):
         await tasks.get(digest)
     assert fake.downloads == ["a", "b", "c", "b"]
@@ -122,8 +129,18 @@ async def test_the_cache_is_bounded_and_forgets_the_least_used(catalog: tuple[Fa
 
 async def test_a_failed_download_is_not_remembered(catalog: tuple[FakeCatalog, Any]) -> None:
     fake, channel = catalog
-    tasks = CatalogTasks(channel, 1 << 20)
+    tasks = CatalogTasks(channel, 1 << 20, PATIENTLY)
     for _ in range(2):
         with pytest.raises(NotFound):
             await tasks.get("missing")
     assert fake.downloads == ["missing", "missing"]
+
+
+async def test_a_catalog_that_restarts_is_waited_for(catalog: tuple[FakeCatalog, Any]) -> None:
+    fake, channel = catalog
+    fake.away = True
+    getting = asyncio.create_task(CatalogTasks(channel, 1 << 20, PATIENTLY).get("a"))
+    await asyncio.sleep(2.5)
+    assert not getting.done()
+    fake.away = False
+    assert (await getting).digest == "a"

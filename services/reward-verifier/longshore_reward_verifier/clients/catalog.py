@@ -12,6 +12,7 @@ from longshore.catalog.v1 import catalog_pb2, catalog_pb2_grpc
 from longshore_common.bundle import pack_tar, unpack
 from longshore_common.digests import tree_digest
 from longshore_common.errors import InvalidSpec
+from longshore_common.patience import Patience
 from longshore_reward_verifier.domain.ports import GradedTask
 from longshore_reward_verifier.domain.script import normalise_line_ends, script_argv
 from longshore_reward_verifier.domain.task_spec import BadTaskConfig, parse_task_toml
@@ -22,9 +23,10 @@ _BUNDLE_TIMEOUT_S = 60.0
 class CatalogTasks:
     """Implements domain.ports.Tasks. Keeps at most cache_bytes of archives; the least recently used go first."""
 
-    def __init__(self, channel: grpc.aio.Channel, cache_bytes: int) -> None:
+    def __init__(self, channel: grpc.aio.Channel, cache_bytes: int, patiently: Patience) -> None:
         self._stub = catalog_pb2_grpc.CatalogServiceStub(channel)
         self._cache_bytes = cache_bytes
+        self._patiently = patiently
         self._tasks: OrderedDict[str, GradedTask] = OrderedDict()
         self._loading: dict[str, asyncio.Task[GradedTask]] = {}
 
@@ -41,16 +43,19 @@ class CatalogTasks:
         return await asyncio.shield(loading)
 
     async def _load(self, digest: str) -> GradedTask:
-        bundle, known = await asyncio.gather(
-            self._stub.GetBundle(catalog_pb2.GetBundleRequest(digest=digest), timeout=_BUNDLE_TIMEOUT_S),
-            self._stub.GetTask(catalog_pb2.GetTaskRequest(task=digest)),
-        )
+        bundle, known = await self._patiently("read task", lambda: self._fetch(digest))
         task = await asyncio.to_thread(read_bundle, digest, bundle.bundle_tar_zst)
         # The catalog reads the Dockerfile's WORKDIR too; task.toml's own word comes first.
         spec = replace(task.spec, workdir=task.spec.workdir or known.task.workdir)
         task = replace(task, spec=spec, tests_digest=known.task.tests_digest or task.tests_digest)
         self._keep(task)
         return task
+
+    async def _fetch(self, digest: str) -> tuple[catalog_pb2.GetBundleResponse, catalog_pb2.GetTaskResponse]:
+        return await asyncio.gather(
+            self._stub.GetBundle(catalog_pb2.GetBundleRequest(digest=digest), timeout=_BUNDLE_TIMEOUT_S),
+            self._stub.GetTask(catalog_pb2.GetTaskRequest(task=digest)),
+        )
 
     def _keep(self, task: GradedTask) -> None:
         self._tasks[task.digest] = task
