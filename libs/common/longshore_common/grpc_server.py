@@ -25,6 +25,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 _OPEN = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
+STARTED = Counter("longshore_grpc_started", "gRPC calls that began", ["service", "method"])
 CALLS = Counter("longshore_grpc_calls", "gRPC calls that ended", ["service", "method", "code"])
 SECONDS = Histogram(
     "longshore_grpc_seconds", "Duration of unary gRPC calls, seconds", ["service", "method"],
@@ -83,6 +84,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):
     def _unary(self, behavior: Any, name: str, allowed: bool) -> Any:
         async def call(request: Any, context: Any) -> Any:
             started = time.monotonic()
+            STARTED.labels(self._service, name).inc()
             code = "ok"
             try:
                 if not allowed:
@@ -106,6 +108,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):
 
     def _streaming(self, behavior: Any, name: str, allowed: bool) -> Any:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            STARTED.labels(self._service, name).inc()
             code = "ok"
             try:
                 if not allowed:

@@ -36,13 +36,14 @@ def run_service(name: str, settings_type: Callable[[], Settings], build: Callabl
 
 async def _serve(name: str, settings: Settings, build: Callable[[Settings], Awaitable[App]]) -> None:
     if settings.metrics_address:
-        _serve_metrics(name, settings.metrics_address)
+        serve_metrics(name, settings.metrics_address)
     if not settings.secret.get_secret_value():
         log.get_logger(__name__).warning("calls are not authenticated: LONGSHORE_SECRET is not set", service=name)
     await serve_until_signal(await build(settings))
 
 
-def _serve_metrics(name: str, address: str) -> None:
+def serve_metrics(name: str, address: str) -> None:
+    """Serves the process's Prometheus page on a thread of its own, until the process ends. Raises Unavailable."""
     from prometheus_client import start_http_server
 
     host, _, port = address.rpartition(":")

@@ -204,6 +204,7 @@ async def _measure(parts: _Parts) -> None:
         await asyncio.sleep(interval)
         metrics.LOOP_LAG.set(max(0.0, loop.time() - before - interval))
         metrics.SESSIONS.set(len(parts.sessions))
+        metrics.show_versions({name: alias.record.current_version for name, alias in parts.policies.aliases.items()})
         pools = [alias.engines.pool for alias in parts.policies.aliases.values() if alias.engines is not None]
         metrics.IN_FLIGHT.set(sum(pool.in_flight for pool in pools))
         metrics.QUEUED.set(sum(pool.waiting for pool in pools))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from longshore_inference_gateway.domain.models import Turn
@@ -26,6 +28,14 @@ IN_FLIGHT = Gauge("longshore_gateway_in_flight_calls", "Calls at engines")
 QUEUED = Gauge("longshore_gateway_queued_calls", "Calls waiting for an engine")
 ENGINES = Gauge("longshore_gateway_engines", "Engines by state", ["state"])
 LOOP_LAG = Gauge("longshore_gateway_event_loop_lag_seconds", "How late the event loop ran a timer last")
+
+
+def show_versions(current: Mapping[str, int | None]) -> None:
+    """Where each alias points; one without a version, or retired, has none."""
+    POLICY_VERSION.clear()
+    for alias, version in current.items():
+        if version is not None:
+            POLICY_VERSION.labels(alias).set(version)
 
 
 class PrometheusObserver:

@@ -10,6 +10,7 @@ from longshore_common.log import get_logger
 from longshore_trainer.clients.calls import PatientCaller
 from longshore_trainer.clients.controller import ControllerClient, ProgressReporter, SilentReporter
 from longshore_trainer.clients.gateway import GatewayClient
+from longshore_trainer.clients.showing import ShowingReporter
 from longshore_trainer.clients.trajectory import TrajectoryClient
 from longshore_trainer.domain.hyperparameters import Hyperparameters, PolicyHyperparameters, SftHyperparameters
 from longshore_trainer.domain.job import Job
@@ -102,6 +103,10 @@ def _peers(settings: TrainerSettings, job: Job) -> Peers:
 
 
 def _reporter(settings: TrainerSettings, job: Job) -> ProgressReporter:
+    return ShowingReporter(job.run_id, _controller(settings, job))
+
+
+def _controller(settings: TrainerSettings, job: Job) -> ProgressReporter:
     if not job.addresses.controller:
         return SilentReporter()
     secret, caller = settings.secret.get_secret_value(), PatientCaller(settings.patience_s)

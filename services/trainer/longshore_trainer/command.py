@@ -53,8 +53,10 @@ def run_job(job: Job, settings: TrainerSettings) -> None:
     if job.kind is JobKind.SFT and (job.out_dir / "v0").is_dir():
         return
     prepare_process()
+    from longshore_common.service import serve_metrics
     from longshore_trainer.api.server import serving
     from longshore_trainer.bootstrap import built
+    from longshore_trainer.clients.showing import show_phase
     from longshore_trainer.training.status import JobStatus
 
     status = JobStatus(job.run_id, job.incarnation)
@@ -62,6 +64,9 @@ def run_job(job: Job, settings: TrainerSettings) -> None:
         if not ranks.is_main:
             run()
             return
+        show_phase(status)
+        if settings.metrics_address:
+            serve_metrics("trainer", settings.metrics_address)
         with serving(status, settings.grpc_address, settings.secret.get_secret_value()):
             run()
 

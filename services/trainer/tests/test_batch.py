@@ -21,8 +21,8 @@ def segment(mask: list[int], logprob: float = -1.0) -> Segment:
     )
 
 
-def attempt(name: str, reward: float | None, *segments: Segment) -> Attempt:
-    return Attempt(name, reward, 0, segments or (segment([0, 1, 1]),))
+def attempt(name: str, reward: float | None, *segments: Segment, staleness: int = 0) -> Attempt:
+    return Attempt(name, reward, staleness, segments or (segment([0, 1, 1]),))
 
 
 def batch(*groups: list[Attempt]) -> Batch:
@@ -62,6 +62,12 @@ def test_garbage_behind_the_mask_is_not_read_skyrl_1305() -> None:
     dirty.logprobs_T[2] = np.nan
     (example,) = make_examples(batch([attempt("a", 1.0, dirty)]), HP)
     assert np.isfinite(example.behaviour_T).all()
+
+
+def test_staleness_is_that_of_scored_attempts() -> None:
+    late = [attempt("a", 1.0, staleness=1), attempt("b", 0.0, staleness=2), attempt("c", None, staleness=9)]
+    figures = statistics(batch(late))
+    assert (figures.staleness_mean, figures.staleness_max) == (1.5, 2)
 
 
 def test_empty_batch_has_figures() -> None:

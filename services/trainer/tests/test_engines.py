@@ -22,7 +22,8 @@ from longshore_trainer.engine import ranks as group
 from longshore_trainer.engine.deepspeed_engine import DeepSpeedEngine
 from longshore_trainer.engine.torch_engine import TorchEngine
 from longshore_trainer.engine.model import load_policy
-from longshore_trainer.training.update import optimizer_step, policy_update
+from longshore_trainer.training.stopwatch import Stopwatch
+from longshore_trainer.training.update import policy_update
 import torch, numpy as np
 from longshore_trainer.domain.batch import Example
 
@@ -42,7 +43,7 @@ for name, zero, overrides in variants:
         examples.append(Example(attempt, rng.integers(0, 300, n).astype(np.int32), mask,
             np.where(mask, -5.5 + rng.normal(0, .3, n), 0).astype(np.float32),
             np.where(mask, rng.normal(), 0).astype(np.float32)))
-    metrics = policy_update(engine, examples, hp, ranks, hp.learning_rate, (1, 1))
+    metrics = policy_update(engine, examples, hp, ranks, hp.learning_rate, (1, 1), Stopwatch())
     ranks.check_equal(engine.weights_digest(), "weights")
     weights = {n: w.detach().double().flatten().tolist() for n, w in policy.trainable().items()}
     results[name] = {"metrics": metrics, "weights": weights}

@@ -30,6 +30,7 @@ from longshore_trainer.training.status import JobStatus
 METRICS = {
     *("reward_mean", "solve_rate", "loss", "entropy", "kl", "mismatch_kl", "clip_fraction", "grad_norm", "tokens"),
     *("zero_variance_groups", "groups", "attempts_scored", "attempts_failed", "learning_rate", "peak_rss_bytes"),
+    *("mismatch_kl_max", "clip_fraction_high", "clip_fraction_low", "staleness_mean", "staleness_max"),
 }
 
 
@@ -110,7 +111,8 @@ def test_each_step_publishes_then_commits_then_reports(tmp_path: Path, peers: An
     steps = [f"{call} {step}" for step in (1, 2, 3) for call in ("take", "publish", "commit", "report")]
     assert peers.calls == ["resume 0", *steps]
     assert set(peers.reports[0].metrics) == METRICS
-    assert set(peers.reports[0].seconds) == {"wait_for_batch", "train", "checkpoint", "publish"}
+    parts = {"wait_for_batch", "train", "reference", "forward", "backward", "optimizer", "checkpoint", "publish"}
+    assert set(peers.reports[0].seconds) == parts
     assert (peers.reports[0].metrics["attempts_scored"], peers.reports[0].metrics["attempts_failed"]) == (6, 2)
     assert peers.reports[0].total_steps == 3
     assert all(Path(request.uri, "adapter").is_file() for request in peers.published)

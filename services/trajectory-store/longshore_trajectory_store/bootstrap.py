@@ -14,6 +14,7 @@ from longshore_common.clock import SystemClock
 from longshore_common.database import Database, migrate
 from longshore_trajectory_store.api.servicer import SERVICE, TrajectoryServicer
 from longshore_trajectory_store.settings import Settings
+from longshore_trajectory_store.store.observing import StoreObserver
 from longshore_trajectory_store.store.sql_store import SqlTrajectoryStore
 
 NAME = "trajectory-store"
@@ -51,4 +52,5 @@ async def build(settings: Settings) -> App:
 
     secret = settings.secret.get_secret_value() or None
     endpoint = GrpcEndpoint(settings.grpc_address, (SERVICE,), register, secret)
-    return App(name=NAME, grpc=[endpoint], on_stop=store.close)
+    observer = StoreObserver(database, clock)
+    return App(name=NAME, grpc=[endpoint], background=[observer.serve], on_stop=store.close)

@@ -93,7 +93,13 @@ class LeaseService:
 
     async def lease(self, worker_id: str, limit: int, wait_s: float) -> list[GrantedLease]:
         """Up to `limit` leases; waits up to wait_s seconds (at most 60) while there is no work."""
-        deadline = self._clock.monotonic() + min(wait_s, MAX_WAIT_S)
+        started = self._clock.monotonic()
+        leases = await self._wait(worker_id, limit, started + min(wait_s, MAX_WAIT_S))
+        granted = str(bool(leases)).lower()
+        metrics.LEASE_WAIT_SECONDS.labels(granted).observe(self._clock.monotonic() - started)
+        return leases
+
+    async def _wait(self, worker_id: str, limit: int, deadline: float) -> list[GrantedLease]:
         while True:
             ticket = self._work_added.ticket()
             if await self._leases.has_work(self._clock.now_ms()):
@@ -134,7 +140,7 @@ class LeaseService:
 
     async def _lease(self, grant: Grant) -> GrantedLease:
         context = await self._contexts.get(grant.row.run_id)
-        metrics.LEASES.labels(grant.purpose.value).inc()
+        metrics.LEASES.labels(grant.row.run_id, grant.purpose.value).inc()
         return GrantedLease(
             ref=LeaseRef(grant.row.attempt_id, grant.row.epoch + 1),
             run_id=grant.row.run_id,
@@ -153,7 +159,7 @@ class LeaseService:
         for grant in grants:
             row = grant.row
             if row.state is LeaseState.LEASED:
-                metrics.EXPIRED.inc()
+                metrics.EXPIRED.labels(row.run_id).inc()
                 message = (
                     f"attempt {row.attempt_id}: worker '{row.worker_id}' went silent; leased as epoch {row.epoch + 1}"
                 )
@@ -193,7 +199,7 @@ class LeaseService:
         await self._work.mark_done([ref.attempt_id])
 
     async def _note_failure(self, run_id: str, ref: LeaseRef, failure: Failure, will_retry: bool) -> None:
-        metrics.RETRIES.labels(failure.name, str(will_retry).lower()).inc()
+        metrics.RETRIES.labels(run_id, failure.name, str(will_retry).lower()).inc()
         kind = EventKind.ATTEMPT_RETRIED if will_retry else EventKind.ATTEMPT_FAILED
         message = f"attempt {ref.attempt_id} (epoch {ref.epoch}): {failure.name}: {failure.evidence[:300]}"
         data = {"attempt": ref.attempt_id, "epoch": ref.epoch, "failure": failure.name}

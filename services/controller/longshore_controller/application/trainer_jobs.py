@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from longshore_common.errors import Internal
 from longshore_common.log import get_logger
+from longshore_controller import metrics
 from longshore_controller.domain.jobs import JobFile, JobKind
 from longshore_controller.domain.ports import Job, JobLauncher
 from longshore_controller.domain.stores import NewEvent, RunStore
@@ -70,6 +71,7 @@ class TrainerJobs:
                 f"run {run_id}: {what}, {failures} times without progress; last lines of its log:\n{shown}",
                 details={"run": run_id, "exit_status": str(code)},
             )
+        metrics.TRAINER_RESTARTS.labels(run_id, kind).inc()
         log.warning("trainer restarts", run=run_id, exit_status=code, failures=failures)
         data = {"exit_status": code, "failures": failures, "log": shown}
         await self._runs.append(run_id, NewEvent(EventKind.TRAINER_RESTART, f"{what}; starting it again", data))

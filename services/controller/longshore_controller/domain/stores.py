@@ -18,7 +18,7 @@ from longshore_controller.domain.records import (
     StepTimes,
     WorkTotals,
 )
-from longshore_controller.domain.vocabulary import EventKind, Purpose, RunState
+from longshore_controller.domain.vocabulary import EventKind, LeaseState, Purpose, RunState
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,10 @@ class RunStore(Protocol):
 
     async def steps(self, run_id: str) -> list[StepRecord]:
         """All steps, warm start first."""
+        ...
+
+    async def newest_step(self, run_id: str) -> StepRecord | None:
+        """The last training step; before the first one, the last of the warm start."""
         ...
 
     async def tasks(self, run_id: str) -> list[RunTask]:
@@ -215,6 +219,6 @@ class LeaseStore(Protocol):
         """The attempt's run; None when the attempt is unknown."""
         ...
 
-    async def queue_depth(self) -> dict[str, int]:
-        """Attempts per lease state, done ones left out."""
+    async def queue_depth(self) -> dict[str, dict[LeaseState, int]]:
+        """Attempts by run and lease state; done ones are left out, and so is what is 0."""
         ...

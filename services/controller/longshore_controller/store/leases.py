@@ -165,14 +165,18 @@ class SqlLeaseStore:
         async with self._db.read() as connection:
             return (await connection.execute(query)).scalar()
 
-    async def queue_depth(self) -> dict[str, int]:
+    async def queue_depth(self) -> dict[str, dict[LeaseState, int]]:
         live = (LeaseState.QUEUED, LeaseState.LEASED)
         query = (
-            select(t.attempts.c.state, func.count()).where(t.attempts.c.state.in_(live)).group_by(t.attempts.c.state)
+            select(t.attempts.c.run_id, t.attempts.c.state, func.count())
+            .where(t.attempts.c.state.in_(live))
+            .group_by(t.attempts.c.run_id, t.attempts.c.state)
         )
+        depths: dict[str, dict[LeaseState, int]] = {}
         async with self._db.read() as connection:
-            counts = {state: int(count) for state, count in await connection.execute(query)}
-        return {state.value: counts.get(state, 0) for state in live}
+            for run_id, state, count in await connection.execute(query):
+                depths.setdefault(run_id, {})[LeaseState(state)] = int(count)
+        return depths
 
 
 def _first(now_ms: int) -> Any:

@@ -228,6 +228,14 @@ class SqlRunStore:
         async with self._db.read() as connection:
             return [_step(row) for row in await connection.execute(query)]
 
+    async def newest_step(self, run_id: str) -> StepRecord | None:
+        query = (
+            select(t.steps).where(t.steps.c.run_id == run_id).order_by(t.steps.c.phase, t.steps.c.step.desc()).limit(1)
+        )
+        async with self._db.read() as connection:
+            row = (await connection.execute(query)).first()
+        return None if row is None else _step(row)
+
     async def tasks(self, run_id: str) -> list[RunTask]:
         columns = [column for column in t.run_tasks.c if column.name != "run_id"]
         query = select(*columns).where(t.run_tasks.c.run_id == run_id).order_by(t.run_tasks.c.digest)

@@ -14,7 +14,7 @@ from longshore_common.errors import InvalidSpec
 from longshore_inference_gateway.api import mapping
 from longshore_inference_gateway.domain.policies import Policies, PublishRequest
 from longshore_inference_gateway.domain.sessions import OpenRequest, Sessions
-from longshore_inference_gateway.metrics import POLICY_VERSION, PUBLISH_SECONDS
+from longshore_inference_gateway.metrics import PUBLISH_SECONDS
 
 SERVICE = "longshore.gateway.v1.GatewayService"
 T = TypeVar("T")
@@ -80,7 +80,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         policy = published.policy
         PUBLISH_SECONDS.labels(policy.kind.value).observe(published.seconds)
         current = self._policies.alias(policy.alias).record.current_version
-        POLICY_VERSION.labels(policy.alias).set(current or 0)
         return pb.PublishPolicyResponse(
             policy=mapping.policy_to_proto(policy, current),
             engines_confirmed=published.engines,

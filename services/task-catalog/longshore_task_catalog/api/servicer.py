@@ -7,6 +7,7 @@ from typing import Any
 
 from longshore.catalog.v1 import catalog_pb2 as pb
 from longshore.catalog.v1 import catalog_pb2_grpc as pb_grpc
+from longshore_task_catalog.api import metrics
 from longshore_task_catalog.api.mapping import (
     STATES,
     dataset_proto,
@@ -29,6 +30,8 @@ class CatalogServicer(pb_grpc.CatalogServiceServicer):
 
     async def ImportTask(self, request: pb.ImportTaskRequest, context: Any) -> pb.ImportTaskResponse:
         result = await self._catalog.import_task(request.bundle_tar_zst, request.name, request.source, request.dry_run)
+        if not request.dry_run:
+            metrics.IMPORTS.labels("created" if result.created else "known").inc()
         return pb.ImportTaskResponse(
             task=task_proto(result.task) if result.task else None,
             created=result.created,
@@ -62,10 +65,12 @@ class CatalogServicer(pb_grpc.CatalogServiceServicer):
     async def ProbeTasks(self, request: pb.ProbeTasksRequest, context: Any) -> AsyncIterator[pb.ProbeTasksResponse]:
         results = self._catalog.probe(list(request.digests), request.repeats, request.concurrency, request.force)
         async for result in results:
+            metrics.PROBES.labels(result.state.value, str(result.cached).lower()).inc()
             yield probe_proto(result)
 
     async def RecordReference(self, request: pb.RecordReferenceRequest, context: Any) -> pb.RecordReferenceResponse:
         state = await self._catalog.record_reference(
             request.digest, list(request.rewards), request.token_exact, request.reference
         )
+        metrics.REFERENCES.labels(state.value).inc()
         return pb.RecordReferenceResponse(state=STATES[state])

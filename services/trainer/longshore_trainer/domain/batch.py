@@ -90,6 +90,9 @@ class BatchStatistics:
     zero_variance_groups: int
     attempts_scored: int
     attempts_failed: int
+    staleness_mean: float
+    """Lag of the scored attempts, in policy versions."""
+    staleness_max: int
 
 
 def check_segment(segment: Segment, attempt_id: str) -> None:
@@ -137,6 +140,7 @@ def _example(segment: Segment, attempt: int, advantage: float) -> Example:
 def statistics(batch: Batch) -> BatchStatistics:
     """Figures over all groups; means over scored attempts, 0 when there is none."""
     rewards = [attempt.reward for group in batch.groups for attempt in group.attempts]
+    lags = [attempt.staleness for group in batch.groups for attempt in group.attempts if attempt.reward is not None]
     scored = np.array([reward for reward in rewards if reward is not None], dtype=np.float64)
     return BatchStatistics(
         reward_mean=float(scored.mean()) if scored.size else 0.0,
@@ -145,6 +149,8 @@ def statistics(batch: Batch) -> BatchStatistics:
         zero_variance_groups=sum(is_zero_variance([a.reward for a in group.attempts]) for group in batch.groups),
         attempts_scored=int(scored.size),
         attempts_failed=len(rewards) - int(scored.size),
+        staleness_mean=float(np.mean(lags)) if lags else 0.0,
+        staleness_max=max(lags, default=0),
     )
 
 

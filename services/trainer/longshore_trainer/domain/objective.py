@@ -24,14 +24,17 @@ class TokenBatch:
     """Log-probabilities of the reference policy; NaN when there is none."""
 
 
-METRIC_NAMES = ("tokens", "loss", "entropy", "kl", "clipped", "mismatch")
+METRIC_NAMES = ("tokens", "loss", "entropy", "kl", "clipped_high", "clipped_low", "mismatch")
 """Order of `token_sums`."""
 
 
-def objective(logprobs_N: Tensor, entropy_N: Tensor, batch: TokenBatch, hp: Hyperparameters) -> tuple[Tensor, Tensor]:
-    """Scalar loss share (carries the gradient) and the float64 sums of METRIC_NAMES over this micro-batch's tokens.
+def objective(
+    logprobs_N: Tensor, entropy_N: Tensor, batch: TokenBatch, hp: Hyperparameters
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scalar loss share (carries the gradient), float64 sums of METRIC_NAMES, and the mismatch of the worst token.
 
-    "loss" is the weighted share; the others are plain sums over tokens.
+    "loss" is the weighted share; the other sums are plain ones over this micro-batch's tokens. A good action is clipped
+    high, a bad one low.
     """
     mask_N = torch.ones_like(logprobs_N, dtype=torch.bool)
     inputs = TokenLossInputs(logprobs_N, batch.behaviour_N, batch.advantages_N, mask_N)
@@ -44,5 +47,8 @@ def objective(logprobs_N: Tensor, entropy_N: Tensor, batch: TokenBatch, hp: Hype
     loss = (per_token_N * batch.weights_N).sum()
     with torch.no_grad():
         mismatch_N = kl_estimate(KlEstimator.K3, logprobs_N, batch.behaviour_N, mask_N)
-        sums = [mask_N, loss, entropy_N, kl_N, token_loss.clipped, mismatch_N]
-        return loss, torch.stack([value.detach().sum().double() for value in sums])
+        good_N = batch.advantages_N > 0
+        clipped = [token_loss.clipped & good_N, token_loss.clipped & ~good_N]
+        sums = [mask_N, loss, entropy_N, kl_N, *clipped, mismatch_N]
+        worst = mismatch_N.max() if mismatch_N.numel() else mismatch_N.new_zeros(())
+        return loss, torch.stack([value.detach().sum().double() for value in sums]), worst.double()

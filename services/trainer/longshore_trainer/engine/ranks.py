@@ -48,6 +48,12 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
+    def max(self, values: Tensor) -> Tensor:
+        """Maximum over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return values
+
     def barrier(self) -> None:
         """Waits for all ranks."""
         if self.size > 1:

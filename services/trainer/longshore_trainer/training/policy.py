@@ -4,9 +4,6 @@ Invariants: a version is published only after its manifest is durable; the ledge
 publish; a resumed job trains no group of its manifest again and publishes the manifest's version again.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -26,6 +23,7 @@ from longshore_trainer.store.checkpoints import CheckpointStore, Manifest, Store
 from longshore_trainer.training.checkpointing import config_digest, write_checkpoint
 from longshore_trainer.training.memory import peak_rss_bytes
 from longshore_trainer.training.status import JobStatus
+from longshore_trainer.training.stopwatch import Stopwatch
 from longshore_trainer.training.update import policy_update
 
 log = get_logger(__name__)
@@ -67,7 +65,7 @@ class PolicyTraining:
     config_digest: str = ""
     _manifest: Manifest | None = None
     _stop: bool = False
-    _seconds: dict[str, float] = field(default_factory=dict)
+    _watch: Stopwatch = field(default_factory=Stopwatch)
 
     def run(self) -> None:
         """Trains until `steps` are done, the run is closed or stopped, or someone drains the job."""
@@ -75,7 +73,7 @@ class PolicyTraining:
         self._resume()
         first = 1 if self._manifest is None else self._manifest.step + 1
         for step in range(first, self.job.steps + 1):
-            self._seconds = {}
+            self._watch = Stopwatch()
             batch = self._next_batch(step)
             if batch is None:
                 break
@@ -108,7 +106,7 @@ class PolicyTraining:
     def _next_batch(self, step: int) -> Batch | None:
         """The batch of the step on every rank; None when the job is to end."""
         self.status.enter(JobPhase.WAITING_FOR_BATCH, step)
-        with self._timed("wait_for_batch"):
+        with self._watch.timed("wait_for_batch"):
             while True:
                 frame = self.ranks.broadcast_bytes(self._poll(step) if self.peers else None)
                 if frame[0] == Signal.END:
@@ -128,10 +126,12 @@ class PolicyTraining:
     def _train(self, step: int, batch: Batch) -> None:
         self.status.enter(JobPhase.TRAINING, step)
         rate = learning_rate(step, self.job.steps, self.hp)
-        with self._timed("train"):
+        with self._watch.timed("train"):
             examples = make_examples(batch, self.hp)
             try:
-                metrics = policy_update(self.engine, examples, self.hp, self.ranks, rate, (self.job.seed, step))
+                metrics = policy_update(
+                    self.engine, examples, self.hp, self.ranks, rate, (self.job.seed, step), self._watch
+                )
             except Internal as error:
                 raise Internal(
                     f"step {step}: {error.message}", details={"groups": ",".join(batch.group_ids)}
@@ -163,9 +163,9 @@ class PolicyTraining:
             weights_digest="",
             config_digest=self.config_digest,
             metrics=metrics,
-            seconds=self._seconds,
+            seconds=dict(self._watch.seconds),
         )
-        with self._timed("checkpoint"):
+        with self._watch.timed("checkpoint"):
             return write_checkpoint(
                 self.store, self.engine, self.ranks, draft, with_policy=True, keep=self.job.keep_checkpoints
             )
@@ -173,10 +173,10 @@ class PolicyTraining:
     def _announce(self, manifest: Manifest, batch: Batch) -> None:
         assert self.peers is not None
         self.status.enter(JobPhase.PUBLISHING)
-        with self._timed("publish"):
+        with self._watch.timed("publish"):
             self._publish(manifest)
         self.peers.batches.commit(manifest.step, batch.batch_id)
-        self._report(manifest.model_copy(update={"seconds": dict(self._seconds)}))
+        self._report(manifest.model_copy(update={"seconds": dict(self._watch.seconds)}))
 
     def _publish(self, manifest: Manifest) -> None:
         assert self.peers is not None
@@ -199,11 +199,3 @@ class PolicyTraining:
             metrics=manifest.metrics,
             seconds=manifest.seconds,
         )
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds[name] = time.monotonic() - started

@@ -21,6 +21,7 @@ from longshore_trainer.store.checkpoints import (
     require_same_run,
 )
 from longshore_trainer.training.checkpointing import config_digest, write_checkpoint
+from longshore_trainer.training.stopwatch import Stopwatch
 from longshore_trainer.training.update import StepResult, optimizer_step
 
 log = get_logger(__name__)
@@ -49,7 +50,7 @@ class WarmStart:
         for step in range(done + 1, total + 1):
             batch = [self.examples[index] for index in plan[step - 1]]
             rate = learning_rate(step, total, self.hp)
-            result = optimizer_step(self.engine, batch, None, self.hp, self.ranks, rate)
+            result = optimizer_step(self.engine, batch, None, self.hp, self.ranks, rate, Stopwatch())
             if step % self.hp.report_every == 0 or step == total:
                 self._report(step, result, rate)
             if step % self.hp.checkpoint_every == 0 and step < total:

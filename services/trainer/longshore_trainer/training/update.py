@@ -18,6 +18,13 @@ from longshore_trainer.domain.partition import micro_batches, minibatches
 from longshore_trainer.domain.vocabulary import Aggregation
 from longshore_trainer.engine.base import UpdateEngine, collate
 from longshore_trainer.engine.ranks import Ranks
+from longshore_trainer.training.stopwatch import Stopwatch
+
+_UPDATE_METRICS = (
+    *("loss", "entropy", "kl", "mismatch_kl", "mismatch_kl_max", "grad_norm", "tokens"),
+    *("clip_fraction", "clip_fraction_high", "clip_fraction_low"),
+)
+"""What `policy_update` gives."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,8 @@ class StepResult:
     sums: dict[str, float]
     """METRIC_NAMES."""
     grad_norm: float
+    mismatch_max: float
+    """Of the worst token."""
 
 
 def optimizer_step(
@@ -36,6 +45,7 @@ def optimizer_step(
     hp: Hyperparameters,
     ranks: Ranks,
     learning_rate: float,
+    watch: Stopwatch,
 ) -> StepResult:
     """One step over the examples of one minibatch; every rank passes all of them and works on its share.
 
@@ -45,18 +55,23 @@ def optimizer_step(
     norm_length = hp.norm_length if isinstance(hp, PolicyHyperparameters) else 1
     weights_A = attempt_token_weights(attempt_tokens(examples), Aggregation(hp.aggregation), norm_length)
     share = micro_batches([e.length for e in examples], ranks.size, hp.micro_batch_tokens)[ranks.rank]
-    totals = torch.zeros(len(METRIC_NAMES), dtype=torch.float64)
+    totals, worst = torch.zeros(len(METRIC_NAMES), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for index, chosen in enumerate(share):
         part = [examples[i] for i in chosen]
-        outputs = engine.forward(collate(part))
-        tokens = _token_batch(part, None if references is None else [references[i] for i in chosen], weights_A)
-        loss, sums = objective(outputs.logprobs_N, outputs.entropy_N, tokens, hp)
-        totals += sums
-        _require_finite(float(loss.detach()), "loss")
-        engine.backward(loss, last=index == len(share) - 1)
-    grad_norm = engine.step(learning_rate)
+        with watch.timed("forward"):
+            outputs = engine.forward(collate(part))
+            tokens = _token_batch(part, None if references is None else [references[i] for i in chosen], weights_A)
+            loss, sums, mismatch = objective(outputs.logprobs_N, outputs.entropy_N, tokens, hp)
+            totals += sums
+            worst = torch.maximum(worst, mismatch)
+            _require_finite(float(loss.detach()), "loss")
+        with watch.timed("backward"):
+            engine.backward(loss, last=index == len(share) - 1)
+    with watch.timed("optimizer"):
+        grad_norm = engine.step(learning_rate)
     _require_finite(grad_norm, "gradient norm")
-    return StepResult(dict(zip(METRIC_NAMES, ranks.sum(totals).tolist(), strict=True)), grad_norm)
+    sums_of_all = dict(zip(METRIC_NAMES, ranks.sum(totals).tolist(), strict=True))
+    return StepResult(sums_of_all, grad_norm, float(ranks.max(worst)))
 
 
 def policy_update(
@@ -66,14 +81,18 @@ def policy_update(
     ranks: Ranks,
     learning_rate: float,
     seed: Sequence[int],
+    watch: Stopwatch,
 ) -> dict[str, float]:
     """Epochs of minibatches over one step's examples; returns its metrics (means over trained tokens of all passes).
 
-    `seed` fixes the minibatches. mismatch_kl is that of the first minibatch, before any update.
+    `seed` fixes the minibatches. The mismatches are those of the first minibatch, before any update.
     """
     if not examples:
-        return dict.fromkeys(("loss", "entropy", "kl", "mismatch_kl", "clip_fraction", "grad_norm", "tokens"), 0.0)
-    references = reference_logprobs(engine, examples, hp, ranks) if hp.kl_coefficient > 0 else None
+        return dict.fromkeys(_UPDATE_METRICS, 0.0)
+    references = None
+    if hp.kl_coefficient > 0:
+        with watch.timed("reference"):
+            references = reference_logprobs(engine, examples, hp, ranks)
     rng = np.random.default_rng(list(seed))
     attempts = 1 + max(example.attempt for example in examples)
     results: list[StepResult] = []
@@ -83,7 +102,7 @@ def policy_update(
             picked = [index for index, example in enumerate(examples) if example.attempt in members]
             picked_references = None if references is None else [references[index] for index in picked]
             part = [examples[index] for index in picked]
-            results.append(optimizer_step(engine, part, picked_references, hp, ranks, learning_rate))
+            results.append(optimizer_step(engine, part, picked_references, hp, ranks, learning_rate, watch))
     return _metrics(results, sum(example.trained_tokens for example in examples))
 
 
@@ -139,8 +158,11 @@ def _metrics(results: Sequence[StepResult], tokens: int) -> dict[str, float]:
         "loss": float(np.mean([result.sums["loss"] for result in results])),
         "entropy": mean("entropy"),
         "kl": mean("kl"),
-        "clip_fraction": mean("clipped"),
+        "clip_fraction": mean("clipped_high") + mean("clipped_low"),
+        "clip_fraction_high": mean("clipped_high"),
+        "clip_fraction_low": mean("clipped_low"),
         "mismatch_kl": first["mismatch"] / first["tokens"],
+        "mismatch_kl_max": results[0].mismatch_max,
         "grad_norm": float(np.mean([result.grad_norm for result in results])),
         "tokens": float(tokens),
     }

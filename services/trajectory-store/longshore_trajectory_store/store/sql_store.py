@@ -67,7 +67,7 @@ class SqlTrajectoryStore:
         async with self._database.begin() as connection:
             changes = await lifecycle.discard_attempts(connection, attempt_ids, reason, self._clock.now_ms())
         for change in changes:
-            metrics.DISCARDED.labels(reason).inc(change.attempts)
+            metrics.DISCARDED.labels(change.run_id, reason).inc(change.attempts)
             await self._tell(change)
         return sum(change.attempts for change in changes)
 
@@ -94,7 +94,7 @@ class SqlTrajectoryStore:
         async with self._database.begin() as connection:
             taken = await ledger.take(connection, request, new_id("batch"), self._clock.now_ms())
         if taken.swept:
-            metrics.DISCARDED.labels(DiscardReason.STALE).inc(taken.swept)
+            metrics.DISCARDED.labels(request.run_id, DiscardReason.STALE).inc(taken.swept)
             await self._tell(Change(request.run_id, taken.swept, True))
         if not taken.batch_id:
             return TakeResult(None, taken.available, taken.closed)
@@ -129,7 +129,7 @@ class SqlTrajectoryStore:
     async def close_run(self, run_id: str, discard_open: bool) -> int:
         async with self._database.begin() as connection:
             change = await ledger.close(connection, run_id, discard_open, self._clock.now_ms())
-        metrics.DISCARDED.labels(DiscardReason.CANCELLED).inc(change.attempts)
+        metrics.DISCARDED.labels(run_id, DiscardReason.CANCELLED).inc(change.attempts)
         await self._tell(change)
         return change.attempts
 
