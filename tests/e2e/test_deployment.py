@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.e2e.test_eight_processes import SERVICES, healthy, module
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SECRET = "deployment-secret"
+OUTAGE_S = 8.0
 UID = "10001"
 PORTS = {
     "task-catalog": 7401,
@@ -42,7 +44,8 @@ PORTS = {
 }
 MODULES = {name: module(name) for name in SERVICES} | {"engine-default-0": "longshore_inference_gateway.engine_host"}
 ON_THE_VOLUME = ("controller", "inference-gateway", "engine-default-0")
-UPGRADED = ("controller", "inference-gateway", "trajectory-store", "task-catalog", "reward-verifier", "rollout-worker")
+BEHIND_A_WORKER = ("inference-gateway", "trajectory-store", "task-catalog", "reward-verifier")
+UPGRADED = (*BEHIND_A_WORKER, "controller", "rollout-worker")
 
 
 def ip(name: str) -> str:
@@ -184,11 +187,16 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         deployment.stop_all()
 
 
-def test_an_upgrade_of_all_services_in_the_middle_of_a_run_loses_nothing(deployment: Deployment) -> None:
+def test_a_run_loses_nothing_by_an_upgrade_and_an_outage(deployment: Deployment) -> None:
+    """The upgrade takes all services away at once; the outage, during the evaluation, those that a worker calls."""
     prepared = json.loads(deployment.cli("demo", "prepare", "--cluster", "--quick", "-o", "json"))
     run_id = json.loads(deployment.cli("run", "submit", prepared["spec"], "-o", "json"))["run_id"]
     checkpoints = deployment.volume / "checkpoints" / run_id
-    until(lambda: list(checkpoints.glob("manifests/*.json")), 600, f"first step: {deployment.log('controller')}")
+
+    def steps() -> int:
+        return len(list(checkpoints.glob("manifests/*.json")))
+
+    until(lambda: steps() >= 1, 600, f"first step: see {deployment.log('controller')}")
     before = deployment.engine()
     assert before.uri == str(checkpoints / "v0")
 
@@ -196,13 +204,18 @@ def test_an_upgrade_of_all_services_in_the_middle_of_a_run_loses_nothing(deploym
     deployment.start(*UPGRADED)
     assert deployment.engine().instance == before.instance, "the model stays loaded"
 
+    until(lambda: steps() >= 2, 600, f"second step: see {deployment.log('controller')}")
+    assert set(deployment.stop(*BEHIND_A_WORKER).values()) == {0}
+    time.sleep(OUTAGE_S)
+    deployment.start(*BEHIND_A_WORKER)
+
     deployment.cli("run", "watch", run_id, timeout_s=900)
     report = deployment.root / "report"
     deployment.cli("report", "build", run_id, "--out", str(report))
     found = json.loads((report / "report.json").read_text())
-    attempts = found["attempts"]
-    assert attempts["planned"] + attempts["refilled"] == attempts["scored"] + attempts["failed"] + attempts["discarded"]
-    assert attempts["failed"] == 0, attempts
+    for attempts in (found["attempts"], found["evaluation_attempts"]):
+        assert attempts["planned"] == attempts["scored"] > 0, attempts
+        assert attempts["refilled"] == attempts["failed"] == attempts["discarded"] == 0, attempts
     assert deployment.engine().state == engine_pb2.ENGINE_STATE_IDLE, "the run is over: its engine is free"
 
 
