@@ -82,6 +82,7 @@ class FakeScheduler(sandbox_pb2_grpc.SandboxServiceServicer):
         self.renewed: list[str] = []
         self.error: LongshoreError | None = None
         self.claim_delay_s = 0.0
+        self.delete_delay_s = 0.0
         self.end_reason = 0
 
     async def ClaimSandbox(self, request: Any, context: Any) -> sandbox_pb2.ClaimSandboxResponse:
@@ -110,6 +111,7 @@ class FakeScheduler(sandbox_pb2_grpc.SandboxServiceServicer):
         )
 
     async def DeleteSandbox(self, request: Any, context: Any) -> sandbox_pb2.DeleteSandboxResponse:
+        await asyncio.sleep(self.delete_delay_s)
         self.deleted.append(request.sandbox_id)
         return sandbox_pb2.DeleteSandboxResponse()
 

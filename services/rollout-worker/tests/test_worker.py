@@ -70,6 +70,19 @@ async def test_a_cancelled_lease_goes_back_without_an_outcome(stack: Any, wait_u
     assert stack.scheduler.deleted == ["sb-g-0-4"]
 
 
+async def test_a_sealed_attempt_is_not_lost_though_the_controller_has_freed_its_lease(
+    stack: Any, wait_until: Any
+) -> None:
+    stack.scheduler.delete_delay_s = 0.4
+    stack.add()
+    worker = await stack.start()
+    await wait_until(lambda: stack.trajectory.sealed)
+    stack.controller.lost = [("g-0", 1)]
+    await stack.ended()
+    await asyncio.sleep(0.1)
+    assert (await worker.Status(rollout_pb2.StatusRequest())).completed == 1
+
+
 async def test_a_cancel_while_the_sandbox_is_being_made_still_deletes_it(stack: Any, wait_until: Any) -> None:
     stack.scheduler.claim_delay_s = 0.4
     stack.add()

@@ -119,8 +119,11 @@ class AttemptRunner:
         self._patiently = Patience(clock, settings.service_patience_s, Unavailable)
         self._cleanups: set[asyncio.Task[None]] = set()
 
-    async def run(self, lease: Lease) -> AttemptEnd:
-        """Runs one attempt to its end. Only cancellation is raised; a failure is reported to the controller."""
+    async def run(self, lease: Lease, on_sealed: Callable[[], None] = lambda: None) -> AttemptEnd:
+        """Runs one attempt to its end. Only cancellation is raised; a failure is reported to the controller.
+
+        on_sealed: called once the outcome stands; from then on nothing can take the attempt away.
+        """
         services, ttl_s = self._services, lease.agent_timeout_s + self._settings.session_slack_s
         grants = _Grants(
             self._asked("claim", lambda: services.scheduler.claim(lease, self._settings.sandbox_ttl_s)),
@@ -128,7 +131,7 @@ class AttemptRunner:
             self._asked("read task", lambda: services.catalog.task(lease.task_digest)),
         )
         try:
-            return await self._run(lease, grants)
+            return await self._run(lease, grants, on_sealed)
         except AttemptFailure as failure:
             return await self._report(lease, failure)
         except OutcomeFixed as fixed:
@@ -149,7 +152,7 @@ class AttemptRunner:
         while self._cleanups:
             await asyncio.gather(*self._cleanups, return_exceptions=True)
 
-    async def _run(self, lease: Lease, grants: _Grants) -> AttemptEnd:
+    async def _run(self, lease: Lease, grants: _Grants, on_sealed: Callable[[], None]) -> AttemptEnd:
         harness = self._harnesses.get(lease.harness_name, lease.harness_config_json)
         with self._phase("start"):
             held = await self._acquire(grants)
@@ -162,6 +165,7 @@ class AttemptRunner:
         if isinstance(grade, NotGraded):
             raise AttemptFailure(grade.failure, grade.evidence)
         await self._seal(lease, harness, held, result, grade)
+        on_sealed()
         await self._complete(lease)
         return AttemptEnd.SCORED
 

@@ -140,7 +140,8 @@ class Worker:
     async def _attempt(self, lease: Lease) -> None:
         end = AttemptEnd.ABANDONED
         try:
-            end = await self._runner.run(lease)
+            # The controller learns of a seal from the store, maybe before us: then this lease would look lost.
+            end = await self._runner.run(lease, lambda: self._table.remove(lease.key))
         except asyncio.CancelledError:
             end = self._table.stopped(lease.key) or AttemptEnd.ABANDONED
             if end is AttemptEnd.CANCELLED:
