@@ -130,8 +130,9 @@ def _forward(name: str, failed: asyncio.Future[tuple[str, BaseException]]) -> Ca
 @contextlib.contextmanager
 def logs_to(home: Home, level: str, also_stderr: bool = False) -> Iterator[TextIO]:
     """Sends the services' logs to HOME/logs/services.log, or to stderr."""
-    from longshore_common import log
+    from longshore_common import log, tracing
 
+    tracing.configure("longshore")
     if also_stderr:
         log.configure(level)
         yield sys.stderr

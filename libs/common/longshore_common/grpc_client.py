@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from longshore_common import scope
 from longshore_common.grpc_server import OPTIONS
 from longshore_common.grpc_status import from_rpc_error
 
@@ -55,6 +56,8 @@ def _with(details: Any, secret: str, timeout_s: float | None) -> Any:
     metadata = grpc.aio.Metadata(*(details.metadata or ()))
     if secret and not any(key == "authorization" for key, _ in metadata):
         metadata.add("authorization", f"Bearer {secret}")
+    for key, value in scope.outgoing():
+        metadata.add(key, value)
     timeout = details.timeout if details.timeout is not None else timeout_s
     return _Details(details.method, timeout, metadata, details.credentials, details.wait_for_ready)
 
@@ -119,7 +122,8 @@ class _SyncAuth(grpc.UnaryUnaryClientInterceptor):
         self._secret, self._timeout_s = secret, timeout_s
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        metadata = [*(client_call_details.metadata or ()), ("authorization", f"Bearer {self._secret}")]
+        ours = [("authorization", f"Bearer {self._secret}"), *scope.outgoing()]
+        metadata = [*(client_call_details.metadata or ()), *ours]
         timeout = client_call_details.timeout if client_call_details.timeout is not None else self._timeout_s
         details = client_call_details._replace(metadata=metadata, timeout=timeout)
         return continuation(details, request)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from prometheus_client import Counter, Histogram
 
+from longshore_common import scope
 from longshore_common.errors import Internal, LongshoreError, PermissionDenied
 from longshore_common.grpc_status import to_status, to_trailers
 from longshore_common.log import get_logger
 
 log = get_logger(__name__)
+
+_Metadata = Sequence[tuple[str, str | bytes]]
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 OPTIONS: tuple[tuple[str, int], ...] = (
@@ -54,15 +57,16 @@ class _Interceptor(grpc.aio.ServerInterceptor):
             return handler
         allowed = self._allowed(details)
         name = method.rsplit("/", 1)[-1]
+        metadata = tuple(details.invocation_metadata or ())
         if not handler.response_streaming:
-            wrapped = self._unary(handler.unary_unary or handler.stream_unary, name, allowed)
+            wrapped = self._unary(handler.unary_unary or handler.stream_unary, name, allowed, metadata)
             make = (
                 grpc.stream_unary_rpc_method_handler
                 if handler.request_streaming
                 else grpc.unary_unary_rpc_method_handler
             )
         else:
-            wrapped = self._streaming(handler.unary_stream or handler.stream_stream, name, allowed)
+            wrapped = self._streaming(handler.unary_stream or handler.stream_stream, name, allowed, metadata)
             make = (
                 grpc.stream_stream_rpc_method_handler
                 if handler.request_streaming
@@ -81,7 +85,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):
             f"{self._service}: wrong or missing service secret; set LONGSHORE_SECRET to the one of the server"
         )
 
-    def _unary(self, behavior: Any, name: str, allowed: bool) -> Any:
+    def _unary(self, behavior: Any, name: str, allowed: bool, metadata: _Metadata) -> Any:
         async def call(request: Any, context: Any) -> Any:
             started = time.monotonic()
             STARTED.labels(self._service, name).inc()
@@ -89,7 +93,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):
             try:
                 if not allowed:
                     raise self._denied()
-                return await behavior(request, context)
+                with scope.arrived(f"{self._service}.{name}", metadata, request):
+                    return await behavior(request, context)
             except LongshoreError as error:
                 code = error.code.value
                 await _abort(context, error)
@@ -106,13 +111,15 @@ class _Interceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _streaming(self, behavior: Any, name: str, allowed: bool) -> Any:
+    def _streaming(self, behavior: Any, name: str, allowed: bool, metadata: _Metadata) -> Any:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             STARTED.labels(self._service, name).inc()
             code = "ok"
             try:
                 if not allowed:
                     raise self._denied()
+                # The ids stay for the whole task, which is this call's own: a generator may end in another context.
+                scope.bind(**scope.ids(metadata, request))
                 async for item in behavior(request, context):
                     yield item
             except LongshoreError as error:

@@ -1,4 +1,4 @@
-"""Structured logs on stderr. Bind run, attempt and sandbox ids with `log.bind(...)`."""
+"""Structured logs on stderr. Run, attempt and sandbox ids are bound by `scope`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from typing import Any, TextIO
 
 import structlog
+
+from longshore_common import tracing
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -21,6 +23,7 @@ def configure(level: str = "info", json: bool = False, stream: TextIO | None = N
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            tracing.add_trace_id,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

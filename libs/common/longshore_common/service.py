@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from longshore_common import log
+from longshore_common import log, tracing
 from longshore_common.app import App, serve_until_signal
 from longshore_common.errors import LongshoreError, Unavailable
 from longshore_common.settings import ServiceSettings
@@ -24,6 +24,7 @@ def run_service(name: str, settings_type: Callable[[], Settings], build: Callabl
     try:
         settings = settings_type()
         log.configure(settings.log_level, settings.log_json)
+        tracing.configure(name)
         asyncio.run(_serve(name, settings, build))
     except ValidationError as error:
         sys.stderr.write(f"error: {name}: {_problems(error)}\n")

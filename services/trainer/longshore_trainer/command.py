@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from longshore_common import scope, tracing
 from longshore_common.errors import InvalidSpec, LongshoreError
 from longshore_trainer.domain.job import Job, parse_job
 from longshore_trainer.domain.presets import PRESETS, resolve
@@ -53,6 +54,8 @@ def run_job(job: Job, settings: TrainerSettings) -> None:
     if job.kind is JobKind.SFT and (job.out_dir / "v0").is_dir():
         return
     prepare_process()
+    scope.bind(run=job.run_id)
+    tracing.configure("trainer")
     from longshore_common.service import serve_metrics
     from longshore_trainer.api.server import serving
     from longshore_trainer.bootstrap import built

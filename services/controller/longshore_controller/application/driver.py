@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from longshore_common import scope
 from longshore_common.errors import Conflict, LongshoreError
 from longshore_common.log import get_logger
 from longshore_common.patience import Patience
@@ -57,6 +58,7 @@ class RunDriver:
 
     async def drive(self, run_id: str) -> None:
         """From PENDING to SUCCEEDED or FAILED; cancelled when the run is stopped or the process ends."""
+        scope.bind(run=run_id)
         try:
             context = await self._contexts.get(run_id)
             # So that even a run without a warm start publishes under an incarnation of its own.

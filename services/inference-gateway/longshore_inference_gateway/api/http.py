@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from longshore_common.errors import InvalidSpec, LongshoreError, NotFound, PermissionDenied
+from longshore_common.scope import arrived
 from longshore_inference_gateway.api import openai_errors
 from longshore_inference_gateway.domain.chat import Chat
 from longshore_inference_gateway.domain.models import Reason
@@ -45,7 +46,8 @@ class DataPort:
         route = (scope["method"], scope["path"])
         if route == ("POST", "/v1/chat/completions"):
             session = self._authenticate(scope)
-            await self._chat_completions(session, scope, receive, send)
+            with arrived("inference-gateway.chat.completions", _trace_headers(scope), session.record):
+                await self._chat_completions(session, scope, receive, send)
         elif route == ("GET", "/v1/models"):
             await _send(send, 200, _JSON, _models(self._authenticate(scope)))
         elif route == ("GET", "/healthz"):
@@ -148,6 +150,12 @@ def _queued(call: Call) -> Headers:
 def _models(session: Session) -> bytes:
     model = {"id": session.record.alias, "object": "model", "created": 0, "owned_by": "longshore"}
     return json.dumps({"object": "list", "data": [model]}).encode()
+
+
+def _trace_headers(scope: Scope) -> list[tuple[str, str]]:
+    # Nothing else: who holds a session's token must not say what its calls belong to.
+    given = _header(scope, b"traceparent")
+    return [("traceparent", given.decode("latin-1"))] if given else []
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

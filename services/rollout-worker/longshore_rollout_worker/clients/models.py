@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from longshore_common import tracing
 from longshore_rollout_worker.clients.http import ConnectionBroken, HttpClient
 from longshore_rollout_worker.domain.model_fault import CONNECTION_LOST
 from longshore_rollout_worker.domain.ports import ModelAnswer, Session
@@ -21,6 +22,7 @@ class HttpModels:
 
     async def send(self, session: Session, request: Mapping[str, Any], resend: int) -> ModelAnswer:
         headers = {"authorization": f"Bearer {session.token}", "content-type": "application/json"}
+        headers |= tracing.headers()
         if resend:
             headers[RESEND_HEADER] = str(resend)
         content = json.dumps(request, separators=(",", ":")).encode()

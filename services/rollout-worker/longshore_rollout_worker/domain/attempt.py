@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from longshore_common import scope, tracing
 from longshore_common.clock import Clock
 from longshore_common.digests import digest
 from longshore_common.errors import LongshoreError, Unavailable
@@ -156,6 +157,7 @@ class AttemptRunner:
         harness = self._harnesses.get(lease.harness_name, lease.harness_config_json)
         with self._phase("start"):
             held = await self._acquire(grants)
+        scope.bind(sandbox=held.sandbox.sandbox_id)
         async with self._kept_alive(held.sandbox.sandbox_id):
             with self._phase("agent"):
                 result = await self._agent(lease, harness, held)
@@ -303,7 +305,8 @@ class AttemptRunner:
     def _phase(self, name: str) -> Iterator[None]:
         started = self._clock.monotonic()
         try:
-            yield
+            with tracing.span(name):
+                yield
         finally:
             self._observe(Phase(name, self._clock.monotonic() - started))
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from longshore_common import scope, tracing
 from longshore_common.clock import Clock
 from longshore_common.errors import LongshoreError
 from longshore_common.log import get_logger
@@ -138,6 +139,11 @@ class Worker:
         self._tasks[lease.key] = asyncio.create_task(self._attempt(lease))
 
     async def _attempt(self, lease: Lease) -> None:
+        ids = {"run": lease.run_id, "attempt": lease.key.attempt_id}
+        with scope.bound(**ids), tracing.span("attempt", **ids):
+            await self._to_its_end(lease)
+
+    async def _to_its_end(self, lease: Lease) -> None:
         end = AttemptEnd.ABANDONED
         try:
             # The controller learns of a seal from the store, maybe before us: then this lease would look lost.
