@@ -61,6 +61,9 @@ test-cluster-smoke: setup cluster-up ## A few of them: what CI runs
 test-cluster-e2e: setup cluster-up cluster-images ## The chart installed, the main job run on it, upgraded and removed (images first: several minutes)
 	@eval "$$($(CLUSTER) env)" && $(PY) -m pytest -m release -x $(ARGS) tests/release
 
+test-dashboards: setup ## The quick demo scraped by a real Prometheus; every question of every dashboard and alert asked
+	@$(CLUSTER) prometheus && eval "$$($(CLUSTER) env)" && $(PY) tests/dashboards/home.py $(ARGS)
+
 bench-sandbox: setup cluster-up ## Sandboxes against what they replace, on the cluster
 	@eval "$$($(CLUSTER) env)" && $(PY) bench/sandbox.py
 
@@ -83,4 +86,4 @@ clean: ## Remove caches and local runs; keeps .venv
 	rm -rf runs bench/out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .state
 	find . -name __pycache__ -type d -not -path './.venv/*' -exec rm -rf {} +
 
-.PHONY: help setup demo test test-unit test-long test-agent cluster-up cluster-down test-cluster test-cluster-smoke test-cluster-e2e bench-sandbox bench-sandbox-scale check format proto pins clean
+.PHONY: help setup demo test test-unit test-long test-agent cluster-up cluster-down test-cluster test-cluster-smoke test-cluster-e2e test-dashboards bench-sandbox bench-sandbox-scale check format proto pins clean

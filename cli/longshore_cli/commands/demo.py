@@ -26,6 +26,9 @@ def demo(
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove the home first.")] = False,
     port_base: Annotated[int, typer.Option("--port-base", min=0, max=65500, help="First port; 0 takes free ones.")] = 0,
+    metrics: Annotated[
+        str, typer.Option("--metrics", metavar="HOST:PORT", help="Serve all services' Prometheus metrics on one page.")
+    ] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Run the main job here: tasks, warm start, GRPO, report.
@@ -40,6 +43,7 @@ def demo(
     from longshore_cli.demo.summary import summary_rows
     from longshore_cli.local.home import Home
     from longshore_cli.local.settings import SERVICES, check_ports, fixed_layout, free_layout
+    from longshore_common.service import serve_metrics
 
     place = Home(home)
     if fresh:
@@ -51,6 +55,8 @@ def demo(
     else:
         layout = fixed_layout(port_base) if port_base else free_layout()
         check_ports(layout, SERVICES)
+        if metrics:
+            serve_metrics("longshore demo", metrics)
         result = asyncio.run(run_demo(place, config, layout))
     page = result.folder / "report.html"
     if output is Output.JSON:

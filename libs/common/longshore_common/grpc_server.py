@@ -28,10 +28,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 _OPEN = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
-STARTED = Counter("longshore_grpc_started", "gRPC calls that began", ["service", "method"])
-CALLS = Counter("longshore_grpc_calls", "gRPC calls that ended", ["service", "method", "code"])
+STARTED = Counter("longshore_grpc_started", "gRPC calls that began", ["server", "method"])
+CALLS = Counter("longshore_grpc_calls", "gRPC calls that ended", ["server", "method", "code"])
 SECONDS = Histogram(
-    "longshore_grpc_seconds", "Duration of unary gRPC calls, seconds", ["service", "method"],
+    "longshore_grpc_seconds", "Duration of unary gRPC calls, seconds", ["server", "method"],
     buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300),
 )  # fmt: skip
 

@@ -1,0 +1,185 @@
+"""`make test-dashboards`: the quick main job on this machine, scraped by a real Prometheus, and every question asked.
+
+Prometheus scrapes what a cluster's does: the services' page, the trainer's while its job runs, each engine's own. Then
+`tools/check_dashboards.py` asks it all expressions. Exit status: that of the check; 2 when something did not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "deploy/helm/longshore/alerts/longshore.yaml"
+LONGSHORE = Path(sys.executable).with_name("longshore")
+SCRAPE_S = 2
+_START_S = 60
+_DEMO_S = 1800
+
+
+class NotRun(Exception):
+    """What is needed is not there, or ended early."""
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def tool(name: str) -> str:
+    """Its path. Raises NotRun."""
+    found = shutil.which(name)
+    if found is None:
+        raise NotRun(f"no {name} on PATH: run `make test-dashboards`, or tests/cluster/cluster prometheus and its env")
+    return found
+
+
+def configuration(services: str, trainer: str, engines: Path) -> dict[str, Any]:
+    """Of Prometheus: jobs as the chart's monitors name them."""
+    return {
+        "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": "10s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [
+            {"job_name": "services", "static_configs": [{"targets": [services]}]},
+            {"job_name": "trainer", "static_configs": [{"targets": [trainer]}]},
+            {"job_name": "engines", "file_sd_configs": [{"files": [str(engines)], "refresh_interval": "2s"}]},
+        ],
+    }
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, config: dict[str, Any]) -> Iterator[str]:
+    """Its URL, while it runs."""
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    address = f"127.0.0.1:{free_port()}"
+    argv = [
+        tool("prometheus"),
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address={address}",
+        "--log.level=warn",
+    ]
+    with (folder / "prometheus.log").open("w") as log, subprocess.Popen(argv, stdout=log, stderr=log) as process:
+        try:
+            until(lambda: answers(f"http://{address}/-/ready"), process, folder / "prometheus.log")
+            yield f"http://{address}"
+        finally:
+            process.terminate()
+
+
+def until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns when it is ready. Raises NotRun with the end of its log."""
+    deadline = time.monotonic() + _START_S
+    while not ready():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise NotRun(f"{process.args!r} is not ready:\n{log.read_text()[-2000:]}")
+        time.sleep(0.2)
+
+
+def answers(url: str) -> bool:
+    """Whether a GET is answered with 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def engine_targets(home: Path) -> list[str]:
+    """host:port of each engine that the running home's gateway knows."""
+    from longshore.gateway.v1 import gateway_pb2, gateway_pb2_grpc
+    from longshore_cli.local.home import Home
+    from longshore_common.errors import LongshoreError
+    from longshore_common.grpc_client import open_channel
+
+    place = Home(home)
+    endpoints = place.endpoints()
+    if endpoints is None or "inference-gateway" not in endpoints.grpc:
+        return []
+
+    async def ask() -> list[str]:
+        async with open_channel(endpoints.grpc["inference-gateway"], place.secret(), timeout_s=5) as channel:
+            stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+            found = await stub.ListEngines(gateway_pb2.ListEnginesRequest())
+            return [engine.address for engine in found.engines if engine.address]
+
+    try:
+        return asyncio.run(ask())
+    except LongshoreError:
+        return []
+
+
+def run_demo(home: Path, services: str, trainer: str, engines: Path, log: Path) -> None:
+    """The quick main job to its end; keeps the engines' targets up to date. Raises NotRun."""
+    argv = [str(LONGSHORE), "demo", "--quick", "--home", str(home), "--metrics", services]
+    environment = os.environ | {"LONGSHORE_TRAINER_METRICS_ADDRESS": trainer}
+    deadline = time.monotonic() + _DEMO_S
+    with log.open("w") as file, subprocess.Popen(argv, env=environment, stdout=file, stderr=file) as process:
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise NotRun(f"the demo did not end within {_DEMO_S} s; see {log}")
+                write_targets(engines, engine_targets(home))
+                time.sleep(SCRAPE_S)
+        finally:
+            process.terminate()
+    if process.returncode != 0:
+        raise NotRun(f"the demo ended with {process.returncode}:\n{log.read_text()[-3000:]}")
+
+
+def write_targets(file: Path, addresses: list[str]) -> None:
+    """For Prometheus, which reads the file whenever it changes."""
+    text = json.dumps([{"targets": sorted(set(addresses))}])
+    if not file.is_file() or file.read_text() != text:
+        fresh = file.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.replace(file)
+
+
+def check(url: str, lookback_s: float) -> int:
+    """Asks everything; the table goes to stdout."""
+    argv = [sys.executable, str(ROOT / "tools/check_dashboards.py"), "--prometheus", url]
+    return subprocess.run([*argv, "--lookback", f"{lookback_s:.0f}", "--window", "30s"], check=False).returncode
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", type=Path, help="keep the home here; without it one is made and removed")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="longshore-dashboards-") as name:
+        folder = Path(name)
+        home = (options.home or folder / "home").absolute()
+        services, trainer = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        engines = folder / "engines.json"
+        write_targets(engines, [])
+        try:
+            subprocess.run([tool("promtool"), "check", "rules", str(RULES)], check=True)
+            started = time.monotonic()
+            with prometheus(folder, configuration(services, trainer, engines)) as url:
+                run_demo(home, services, trainer, engines, folder / "demo.log")
+                return check(url, time.monotonic() - started)
+        except (NotRun, subprocess.CalledProcessError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
