@@ -1,6 +1,7 @@
-"""Makes the tools importable."""
+"""Makes the tools and the test cluster's kubectl importable."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/dashboards"), str(ROOT / "tests/cluster")]

@@ -8,98 +8,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+from prometheus_server import SCRAPE_S, NotRun, base_configuration, check, check_rules, free_port, prometheus
 
-ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "deploy/helm/longshore/alerts/longshore.yaml"
 LONGSHORE = Path(sys.executable).with_name("longshore")
-SCRAPE_S = 2
-_START_S = 60
 _DEMO_S = 1800
-
-
-class NotRun(Exception):
-    """What is needed is not there, or ended early."""
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def tool(name: str) -> str:
-    """Its path. Raises NotRun."""
-    found = shutil.which(name)
-    if found is None:
-        raise NotRun(f"no {name} on PATH: run `make test-dashboards`, or tests/cluster/cluster prometheus and its env")
-    return found
 
 
 def configuration(services: str, trainer: str, engines: Path) -> dict[str, Any]:
     """Of Prometheus: jobs as the chart's monitors name them."""
-    return {
-        "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": "10s"},
-        "rule_files": [str(RULES)],
+    return base_configuration() | {
         "scrape_configs": [
             {"job_name": "services", "static_configs": [{"targets": [services]}]},
             {"job_name": "trainer", "static_configs": [{"targets": [trainer]}]},
             {"job_name": "engines", "file_sd_configs": [{"files": [str(engines)], "refresh_interval": "2s"}]},
         ],
     }
-
-
-@contextlib.contextmanager
-def prometheus(folder: Path, config: dict[str, Any]) -> Iterator[str]:
-    """Its URL, while it runs."""
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    address = f"127.0.0.1:{free_port()}"
-    argv = [
-        tool("prometheus"),
-        f"--config.file={folder}/prometheus.yml",
-        f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address={address}",
-        "--log.level=warn",
-    ]
-    with (folder / "prometheus.log").open("w") as log, subprocess.Popen(argv, stdout=log, stderr=log) as process:
-        try:
-            until(lambda: answers(f"http://{address}/-/ready"), process, folder / "prometheus.log")
-            yield f"http://{address}"
-        finally:
-            process.terminate()
-
-
-def until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns when it is ready. Raises NotRun with the end of its log."""
-    deadline = time.monotonic() + _START_S
-    while not ready():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise NotRun(f"{process.args!r} is not ready:\n{log.read_text()[-2000:]}")
-        time.sleep(0.2)
-
-
-def answers(url: str) -> bool:
-    """Whether a GET is answered with 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def engine_targets(home: Path) -> list[str]:
@@ -153,12 +85,6 @@ def write_targets(file: Path, addresses: list[str]) -> None:
         fresh.replace(file)
 
 
-def check(url: str, lookback_s: float) -> int:
-    """Asks everything; the table goes to stdout."""
-    argv = [sys.executable, str(ROOT / "tools/check_dashboards.py"), "--prometheus", url]
-    return subprocess.run([*argv, "--lookback", f"{lookback_s:.0f}", "--window", "30s"], check=False).returncode
-
-
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -171,12 +97,12 @@ def main() -> int:
         engines = folder / "engines.json"
         write_targets(engines, [])
         try:
-            subprocess.run([tool("promtool"), "check", "rules", str(RULES)], check=True)
+            check_rules()
             started = time.monotonic()
             with prometheus(folder, configuration(services, trainer, engines)) as url:
                 run_demo(home, services, trainer, engines, folder / "demo.log")
                 return check(url, time.monotonic() - started)
-        except (NotRun, subprocess.CalledProcessError) as error:
+        except NotRun as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
 
