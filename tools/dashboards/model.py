@@ -14,7 +14,6 @@ class Kind(StrEnum):
 
     LINES = "timeseries"
     STACK = "stack"
-    STAT = "stat"
     TABLE = "table"
     HEATMAP = "heatmap"
 
