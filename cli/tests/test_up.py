@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,15 @@ from typer.testing import Result
 
 Cli = Callable[..., Result]
 START_S = 90.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+METRICS_PORT = _free_port()
 
 
 def start(home: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -38,7 +48,8 @@ def wait_up(process: subprocess.Popen[str], home: Path) -> None:
 @pytest.fixture(scope="module")
 def running_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     home = tmp_path_factory.mktemp("up") / "home"
-    process = start(home, "--port-base", "0", "--log-level", "error")
+    metrics = ("--metrics", f"127.0.0.1:{METRICS_PORT}")
+    process = start(home, "--port-base", "0", "--log-level", "error", *metrics)
     try:
         wait_up(process, home)
         yield home, process
@@ -74,6 +85,13 @@ def test_without_the_secret_nobody_is_answered(
     assert result.stdout == ""
 
 
+def test_one_page_has_the_metrics_of_all_services(running_home: tuple[Path, subprocess.Popen[str]]) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
+    for service in ("controller", "sandbox", "gateway", "trajectory", "rollout", "verifier"):
+        assert f"\nlongshore_{service}_" in page
+
+
 def test_a_signal_ends_it_and_leaves_nothing(running_home: tuple[Path, subprocess.Popen[str]]) -> None:
     """Last in this module: it ends the shared process."""
     home, process = running_home
@@ -96,6 +114,18 @@ def test_a_port_in_use_is_one_error_and_nothing_is_made(cli: Cli, tmp_path: Path
     assert result.exit_code == 2
     assert result.stderr.count("error:") == 1
     assert f"port {port} on 127.0.0.1" in result.stderr
+    assert not (tmp_path / "h").exists()
+
+
+def test_a_metrics_port_in_use_is_one_error_and_nothing_is_made(cli: Cli, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = cli("up", "--home", "h", "--port-base", "0", "--metrics", address)
+    assert result.exit_code == 2
+    assert result.stderr.count("error:") == 1
+    assert address in result.stderr
     assert not (tmp_path / "h").exists()
 
 
