@@ -44,10 +44,17 @@ check: setup ## Format, lint, types, import contracts, protos up to date
 	@PATH=$(CURDIR)/.venv/bin:$$PATH tools/check_generated.sh
 	@$(PY) tools/check_tree.py
 
+##@ Images
+images: ## Build all images with docker, podman or buildah (ARGS="NAMES... --registry R --push": docs/images.md)
+	@tools/images build $(ARGS)
+
 ##@ Cluster (root, Go; a real one-node Kubernetes on this machine)
 CLUSTER := tests/cluster/cluster
 cluster-up: ## Bring the cluster up with the tests' images (the first time builds it: about 15 minutes)
 	@$(CLUSTER) up && $(CLUSTER) images
+
+cluster-images: ## Images of a release into the running cluster (the first time builds them: about 10 minutes)
+	@$(CLUSTER) release-images
 
 cluster-down: ## Stop it; leaves nothing behind
 	@$(CLUSTER) down && $(CLUSTER) check-clean
@@ -86,4 +93,4 @@ clean: ## Remove caches and local runs; keeps .venv
 	rm -rf runs bench/out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .state
 	find . -name __pycache__ -type d -not -path './.venv/*' -exec rm -rf {} +
 
-.PHONY: help setup demo test test-unit test-long test-agent cluster-up cluster-down test-cluster test-cluster-smoke test-cluster-e2e test-dashboards bench-sandbox bench-sandbox-scale check format proto pins clean
+.PHONY: help setup demo test test-unit test-long test-agent images cluster-up cluster-images cluster-down test-cluster test-cluster-smoke test-cluster-e2e test-dashboards bench-sandbox bench-sandbox-scale check format proto pins clean
